@@ -1,3 +1,259 @@
 // SPDX-License-Identifier: Apache-2.0
+// Public side of the transformer's operations: checks, result, cost. The text encoder's recurrence and the
+// decoders' operations are in ops_decoders.cpp.
 #include "ops/ops.h"
-namespace magi { }
+
+#include <algorithm>
+
+#include "ops/checks.h"
+
+namespace magi {
+namespace {
+
+constexpr std::int64_t kMaxHeadDim = 1024;
+constexpr std::int64_t kMaxTopK = 64;
+
+/// Heads, widths and gate of both kinds of attention.
+void check_attention(std::string_view op, const Tensor& qkv, const AttentionOptions& o) {
+  require(o.heads > 0 && o.kv_heads > 0 && o.heads % o.kv_heads == 0,
+          "{}: {} heads over {} kv heads, expected a positive multiple", op, o.heads, o.kv_heads);
+  require(o.head_dim > 0 && o.head_dim <= kMaxHeadDim, "{}: head_dim {}, expected 1 to {}", op, o.head_dim,
+          kMaxHeadDim);
+  checks::tensor(op, "qkv", qkv, {-1, (o.heads + 2 * o.kv_heads) * o.head_dim});
+  checks::work_dtype(op, "qkv", qkv);
+  if (o.sinks.defined()) checks::f32(op, "sinks", o.sinks, {-1, o.heads});
+  if (o.gate.defined()) {
+    const bool per_head = o.gate.rank() == 2 && o.gate.dim(1) == o.heads;
+    checks::tensor(op, "gate", o.gate, {qkv.dim(0), per_head ? o.heads : o.heads * o.head_dim});
+    checks::work_dtype(op, "gate", o.gate);
+  }
+}
+
+void check_coefficients(std::string_view op, const MhcCoefficients& c, DType dtype, std::int64_t n,
+                        std::int64_t s) {
+  checks::tensor(op, "h_pre", c.pre, {n, s}, true);
+  checks::tensor(op, "h_post", c.post, {n, s}, true);
+  checks::tensor(op, "h_res", c.res, {n, s, s}, true);
+  for (const Tensor* t : {&c.pre, &c.post, &c.res}) checks::dtype(op, "a coefficient", *t, {dtype});
+}
+
+}  // namespace
+
+void Ops::run(const OpCost& cost, const std::function<void()>& implementation) {
+  if (arena_->counts_only()) return;
+  if (observer_) observer_->begin(cost);
+  implementation();
+  if (observer_) observer_->end();
+}
+
+Tensor Ops::linear(const Tensor& x, const LinearWeight& w, const Segments& segments, DType out_dtype,
+                   Epilogue epilogue) {
+  checks::tensor("linear", "x", x, {-1, w.in});
+  checks::dtype("linear", "x", x, {w.dtype});
+  require(checks::is_float(out_dtype), "linear: result dtype {}, expected f32 or bf16", name_of(out_dtype));
+  checks::segments("linear", segments, x.dim(0), w.groups);
+  const bool gated = epilogue != Epilogue::none;
+  require(!gated || w.out % 2 == 0, "linear: a gated epilogue needs an even number of columns, not {}",
+          w.out);
+  Tensor y = arena().alloc(out_dtype, {x.dim(0), gated ? w.out / 2 : w.out});
+  const double flops =
+      2.0 * static_cast<double>(x.dim(0)) * static_cast<double>(w.in) * static_cast<double>(w.out);
+  run({"linear", flops, checks::bytes({&x, &w.data, &y})}, [&] { do_linear(x, w, segments, epilogue, y); });
+  return y;
+}
+
+Tensor Ops::linear(const Tensor& x, const LinearWeight& w, Epilogue epilogue) {
+  require(w.groups == 1, "linear: {} weight groups need segments", w.groups);
+  return linear(x, w, {}, x.dtype(), epilogue);
+}
+
+Tensor Ops::rms_norm(const Tensor& x, const NormWeight& w, const Segments& segments, DType out_dtype) {
+  checks::tensor("rms_norm", "x", x, {-1, -1});
+  checks::work_dtype("rms_norm", "x", x);
+  require(checks::is_float(out_dtype), "rms_norm: result dtype {}, expected f32 or bf16", name_of(out_dtype));
+  checks::norm("rms_norm", w, x.dim(1));
+  checks::segments("rms_norm", segments, x.dim(0), w.groups);
+  Tensor y = arena().alloc(out_dtype, x.shape());
+  run({"rms_norm", 4.0 * static_cast<double>(x.numel()), checks::bytes({&x, &y})},
+      [&] { do_rms_norm(x, w, segments, y); });
+  return y;
+}
+
+Tensor Ops::embed(const Tensor& table, const Tensor& ids) {
+  checks::tensor("embed", "table", table, {-1, -1});
+  checks::work_dtype("embed", "table", table);
+  checks::tensor("embed", "ids", ids, {-1}, true);
+  checks::dtype("embed", "ids", ids, {DType::i32});
+  if (ids.device().kind == Device::Kind::cpu && ids.raw()) {
+    for (const std::int32_t id : ids.values<std::int32_t>()) {
+      require(id >= 0 && id < table.dim(0), "embed: id {} is outside of the table's {} rows", id,
+              table.dim(0));
+    }
+  }
+  Tensor y = arena().alloc(table.dtype(), {ids.dim(0), table.dim(1)});
+  run({"embed", 0, 2 * checks::bytes({&y})}, [&] { do_embed(table, ids, y); });
+  return y;
+}
+
+void Ops::set_time_features(Tensor x, const Tensor& features, const Segments& segments) {
+  checks::f32("set_time_features", "x", x, {-1, -1});
+  checks::f32("set_time_features", "features", features, {2, -1});
+  require(features.dim(1) <= x.dim(1), "set_time_features: {} features do not fit into {} channels",
+          features.dim(1), x.dim(1));
+  checks::segments("set_time_features", segments, x.dim(0), kModalities);
+  run({"set_time_features", 0, 4.0 * static_cast<double>(x.dim(0) * features.dim(1))},
+      [&] { do_set_time_features(x, features, segments); });
+}
+
+Tensor Ops::cast(const Tensor& x, DType dtype) {
+  require(x.defined() && (x.contiguous() || x.rank() == 2), "cast: x must be a dense tensor");
+  checks::work_dtype("cast", "x", x);
+  require(checks::is_float(dtype), "cast: result dtype {}, expected f32 or bf16", name_of(dtype));
+  Tensor y = arena().alloc(dtype, x.shape());
+  run({"cast", 0, checks::bytes({&x, &y})}, [&] { do_cast(x, y); });
+  return y;
+}
+
+void Ops::add(Tensor a, const Tensor& b) {
+  require(a.defined() && a.contiguous(), "add: a must be contiguous");
+  checks::tensor("add", "b", b, a.shape());
+  checks::work_dtype("add", "a", a);
+  checks::work_dtype("add", "b", b);
+  require(a.dtype() == b.dtype() || a.dtype() == DType::f32, "add: cannot add f32 to bf16 in place");
+  run({"add", static_cast<double>(a.numel()), checks::bytes({&a, &a, &b})}, [&] { do_add(a, b); });
+}
+
+Tensor Ops::mhc_site(Tensor streams, const Tensor& branch, MhcCoefficients& state, const MhcWeight& w,
+                     const NormWeight& pre_norm, const Segments& segments) {
+  checks::tensor("mhc_site", "streams", streams, {-1, -1, -1}, true);
+  checks::work_dtype("mhc_site", "streams", streams);
+  const DType dtype = streams.dtype();
+  const std::int64_t n = streams.dim(0), s = streams.dim(1), d = streams.dim(2);
+  const std::int64_t columns = 2 * s + s * s;
+  if (branch.defined()) {
+    checks::tensor("mhc_site", "branch", branch, {n, d});
+    checks::dtype("mhc_site", "branch", branch, {dtype});
+    check_coefficients("mhc_site", state, dtype, n, s);
+  }
+  checks::norm("mhc_site", w.norm, s * d);
+  checks::f32("mhc_site", "phi", w.phi, {s * d, columns});
+  checks::f32("mhc_site", "alpha", w.alpha, {3});
+  checks::f32("mhc_site", "bias", w.bias, {columns});
+  checks::norm("mhc_site", pre_norm, d);
+  checks::segments("mhc_site", segments, n, std::max(w.norm.groups, pre_norm.groups));
+  if (!state.pre.defined()) {
+    state = {arena().alloc(dtype, {n, s}), arena().alloc(dtype, {n, s}), arena().alloc(dtype, {n, s, s})};
+  }
+  check_coefficients("mhc_site", state, dtype, n, s);
+  Tensor y = arena().alloc(dtype, {n, d});
+  run({"mhc_site", 2.0 * static_cast<double>(n * s * d * (columns + s + 1)),
+       checks::bytes({&streams, branch.defined() ? &streams : &branch, &branch, &y})},
+      [&] { do_mhc_site(streams, branch, state, w, pre_norm, segments, y); });
+  return y;
+}
+
+void Ops::mhc_finish(Tensor streams, const Tensor& branch, const MhcCoefficients& state) {
+  checks::tensor("mhc_finish", "streams", streams, {-1, -1, -1}, true);
+  checks::work_dtype("mhc_finish", "streams", streams);
+  checks::tensor("mhc_finish", "branch", branch, {streams.dim(0), streams.dim(2)});
+  checks::dtype("mhc_finish", "branch", branch, {streams.dtype()});
+  check_coefficients("mhc_finish", state, streams.dtype(), streams.dim(0), streams.dim(1));
+  run({"mhc_finish", 2.0 * static_cast<double>(streams.numel() * (streams.dim(1) + 1)),
+       checks::bytes({&streams, &streams, &branch})},
+      [&] { do_mhc_finish(streams, branch, state); });
+}
+
+void Ops::qk_norm_rope(Tensor qkv, std::int64_t heads, std::int64_t kv_heads, const NormWeight& q_norm,
+                       const NormWeight& k_norm, const Tensor& rope, const Segments& segments) {
+  require(heads > 0 && kv_heads > 0, "qk_norm_rope: {} heads and {} kv heads, expected at least one", heads,
+          kv_heads);
+  checks::tensor("qk_norm_rope", "qkv", qkv, {-1, -1}, true);
+  checks::work_dtype("qk_norm_rope", "qkv", qkv);
+  const std::int64_t blocks = heads + 2 * kv_heads;
+  require(qkv.dim(1) % blocks == 0, "qk_norm_rope: width {} is no multiple of {} heads", qkv.dim(1), blocks);
+  const std::int64_t head_dim = qkv.dim(1) / blocks;
+  checks::norm("qk_norm_rope", q_norm, head_dim);
+  checks::norm("qk_norm_rope", k_norm, head_dim);
+  checks::f32("qk_norm_rope", "rope", rope, {qkv.dim(0), -1});
+  require(rope.dim(1) % 2 == 0 && rope.dim(1) <= head_dim,
+          "qk_norm_rope: rope of width {}, expected an even number up to head_dim {}", rope.dim(1), head_dim);
+  checks::segments("qk_norm_rope", segments, qkv.dim(0), std::max(q_norm.groups, k_norm.groups));
+  run({"qk_norm_rope", 8.0 * static_cast<double>(qkv.numel()), checks::bytes({&qkv, &qkv, &rope})},
+      [&] { do_qk_norm_rope(qkv, heads, kv_heads, q_norm, k_norm, rope, segments); });
+}
+
+Tensor Ops::attention(const Tensor& qkv, std::span<const RowRange> samples, const AttentionOptions& options) {
+  check_attention("attention", qkv, options);
+  std::int64_t next = 0;
+  double pairs = 0;
+  for (const RowRange& r : samples) {
+    require(r.first == next && r.size() >= 0, "attention: a sample has rows {} to {}, expected a start at {}",
+            r.first, r.end, next);
+    next = r.end;
+    pairs += static_cast<double>(r.size()) * static_cast<double>(r.size()) * (options.causal ? 0.5 : 1.0);
+  }
+  require(next == qkv.dim(0), "attention: samples hold {} rows, qkv {}", next, qkv.dim(0));
+  Tensor y = arena().alloc(qkv.dtype(), {qkv.dim(0), options.heads * options.head_dim});
+  run({"attention", 4.0 * pairs * static_cast<double>(options.heads * options.head_dim),
+       checks::bytes({&qkv, &y})},
+      [&] { do_attention(qkv, samples, options, y); });
+  return y;
+}
+
+Tensor Ops::window_attention(const Tensor& qkv, const WindowOptions& window,
+                             const AttentionOptions& options) {
+  check_attention("window_attention", qkv, options);
+  require(!options.causal, "window_attention: causal is for plain attention only");
+  double cells = 1, reach = 1;
+  for (std::size_t axis = 0; axis < 3; ++axis) {
+    require(window.grid[axis] > 0 && window.block[axis] > 0 && window.radius[axis] >= 0,
+            "window_attention: axis {}: grid {}, block {}, radius {} must be positive", axis,
+            window.grid[axis], window.block[axis], window.radius[axis]);
+    const double cells_on_axis = static_cast<double>(window.grid[axis]);
+    cells *= cells_on_axis;
+    reach *= std::min(cells_on_axis, (2.0 * static_cast<double>(window.radius[axis]) + 1.0) *
+                                         static_cast<double>(window.block[axis]));
+  }
+  const double rows = static_cast<double>(qkv.dim(0));
+  require(cells <= rows, "window_attention: a grid of {} cells needs as many rows, qkv has {}", cells, rows);
+  const double pairs = cells * (reach + rows - cells) + (rows - cells) * rows;
+  Tensor y = arena().alloc(qkv.dtype(), {qkv.dim(0), options.heads * options.head_dim});
+  run({"window_attention", 4.0 * pairs * static_cast<double>(options.heads * options.head_dim),
+       checks::bytes({&qkv, &y})},
+      [&] { do_window_attention(qkv, window, options, y); });
+  return y;
+}
+
+Routing Ops::route(const Tensor& z, const Tensor& gate, const Tensor& bias, std::int64_t heads,
+                   std::int64_t top_k, float scale) {
+  checks::tensor("route", "z", z, {-1, -1});
+  checks::work_dtype("route", "z", z);
+  require(heads > 0 && z.dim(1) % heads == 0, "route: width {} is no multiple of {} heads", z.dim(1), heads);
+  checks::f32("route", "gate", gate, {-1, z.dim(1) / heads});
+  checks::f32("route", "bias", bias, {gate.dim(0)});
+  const std::int64_t experts = gate.dim(0) / heads;
+  require(gate.dim(0) % heads == 0, "route: {} gate rows are no multiple of {} heads", gate.dim(0), heads);
+  require(top_k > 0 && top_k <= std::min(experts, kMaxTopK), "route: top {} of {} experts, expected 1 to {}",
+          top_k, experts, std::min(experts, kMaxTopK));
+  const Shape shape{z.dim(0), heads, top_k};
+  Routing routing{arena().alloc(DType::i32, shape), arena().alloc(DType::f32, shape)};
+  run({"route", 2.0 * static_cast<double>(z.numel() * experts), checks::bytes({&z, &gate})},
+      [&] { do_route(z, gate, bias, heads, top_k, scale, routing); });
+  return routing;
+}
+
+Tensor Ops::experts(const Tensor& z, const Routing& routing, const ExpertWeight& w) {
+  checks::tensor("experts", "z", z, {-1, w.heads * w.dim});
+  checks::dtype("experts", "z", z, {w.dtype});
+  checks::tensor("experts", "routing index", routing.index, {z.dim(0), w.heads, -1}, true);
+  checks::dtype("experts", "routing index", routing.index, {DType::i32});
+  checks::f32("experts", "routing weight", routing.weight, routing.index.shape());
+  Tensor y = arena().alloc(z.dtype(), z.shape());
+  const double flops =
+      6.0 * static_cast<double>(routing.index.numel()) * static_cast<double>(w.dim * w.hidden);
+  run({"experts", flops, checks::bytes({&z, &w.gate, &w.up, &w.down, &y})},
+      [&] { do_experts(z, routing, w, y); });
+  return y;
+}
+
+}  // namespace magi

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one list of what hardware must do. Public functions check shapes, allocate the result from the arena and call the
-// backend's implementation (the protected virtual functions); a backend adds no checks of its own. The CPU backend is
-// plain and is the oracle; others must agree with it.
+// The one list of what hardware must do. Public functions check shapes, allocate the result from the arena
+// and call the backend's implementation (the protected virtual functions); a backend adds no checks of its
+// own. The CPU backend is plain and is the oracle; others must agree with it. Matrices that are read may have
+// a row pitch; results, and tensors changed in place, are contiguous. With a counting arena only shapes are
+// worked out: no implementation is called.
 //
-// Notation: N rows (tokens), D hidden size, S residual streams, H heads, E experts a head. "Work dtype" is f32 or bf16.
-// Row independence: a row's bits depend on that row alone (and, in attention, on its keys), never on how many rows are
-// computed with it, on threads or on their number.
+// Notation: N rows (tokens), D hidden size, S residual streams, H heads, E experts a head. "Work dtype" is
+// f32 or bf16. Row independence: a row's bits depend on that row alone (and, in attention, on its keys),
+// never on how many rows are computed with it, on threads or on their number.
 #pragma once
 
 #include <array>
@@ -25,7 +27,8 @@ namespace magi {
 
 // ---------------------------------------------------------------- weights, in a backend's own layout
 
-/// Matrices of a linear layer, y = x·Wᵀ (+ bias). With groups = 3 the rows of each modality use their own matrix.
+/// Matrices of a linear layer, y = x·Wᵀ (+ bias). With groups = 3 the rows of each modality use their own
+/// matrix.
 struct LinearWeight {
   int groups = 1;
   std::int64_t out = 0;
@@ -45,7 +48,8 @@ struct ExpertWeight {
   Tensor gate, up, down;  ///< layout is the backend's
 };
 
-/// Weights of a convolution over [T,H,W,C] (1-D data: T = H = 1). Kernel [kt,kh,kw]; `depthwise` has one group a channel.
+/// Weights of a convolution over [T,H,W,C] (1-D data: T = H = 1). Kernel [kt,kh,kw]; `depthwise` has one
+/// group a channel.
 struct ConvWeight {
   std::int64_t out = 0;
   std::int64_t in = 0;
@@ -74,13 +78,14 @@ struct MhcWeight {
 
 // ---------------------------------------------------------------- options
 
-/// What happens to a linear layer's output. The gated ones take interleaved columns (even gate, odd linear) and halve
-/// the width: swiglu7(a,b) with a ≤ 7, |b| ≤ 7: a·σ(1.702a)·(b+1); silu_gate(a,b) = silu(a)·b.
+/// What happens to a linear layer's output. The gated ones take interleaved columns (even gate, odd linear)
+/// and halve the width: swiglu7(a,b) with a ≤ 7, |b| ≤ 7: a·σ(1.702a)·(b+1); silu_gate(a,b) = silu(a)·b.
 enum class Epilogue : std::uint8_t { none, swiglu7, silu_gate };
 
 enum class Activation : std::uint8_t { none, relu, silu };
 
-/// Coefficients of an mHC site, for its streams: h_pre [N,S], h_post [N,S], h_res [N,S,S], rounded to the work dtype.
+/// Coefficients of an mHC site, for its streams: h_pre [N,S], h_post [N,S], h_res [N,S,S], rounded to the
+/// work dtype.
 struct MhcCoefficients {
   Tensor pre, post, res;
 };
@@ -110,7 +115,8 @@ struct Routing {
 struct ConvOptions {
   std::array<std::int64_t, 3> stride{1, 1, 1};
   std::array<std::int64_t, 3> dilation{1, 1, 1};
-  std::array<std::int64_t, 3> pad_front{0, 0, 0};  ///< zeros before t,h,w; transposed: outputs dropped at the front
+  std::array<std::int64_t, 3> pad_front{0, 0,
+                                        0};  ///< zeros before t,h,w; transposed: outputs dropped at the front
   std::array<std::int64_t, 3> pad_back{0, 0, 0};
 };
 
@@ -150,11 +156,14 @@ class Ops {
 
   // -- moving weights and data to where the backend wants them (outside of steps)
 
-  /// weight [groups·out, in] of any float dtype on the host → the backend's layout in `dtype`. bias [groups·out] or {}.
-  virtual LinearWeight pack_linear(const Tensor& weight, int groups, DType dtype, const Tensor& bias = {}) = 0;
-  /// W_gate, W_up [heads·experts, dim, hidden], W_down [heads·experts, hidden, dim] on the host (input-major).
-  virtual ExpertWeight pack_experts(const Tensor& gate, const Tensor& up, const Tensor& down, std::int64_t heads,
-                                    DType dtype) = 0;
+  /// weight [groups·out, in] of any float dtype on the host → the backend's layout in `dtype`. bias
+  /// [groups·out] or {}.
+  virtual LinearWeight pack_linear(const Tensor& weight, int groups, DType dtype,
+                                   const Tensor& bias = {}) = 0;
+  /// W_gate, W_up [heads·experts, dim, hidden], W_down [heads·experts, hidden, dim] on the host
+  /// (input-major).
+  virtual ExpertWeight pack_experts(const Tensor& gate, const Tensor& up, const Tensor& down,
+                                    std::int64_t heads, DType dtype) = 0;
   /// weight as PyTorch stores it: conv [out, in/groups, k…], transposed [in, out, k…], 1 to 3 kernel axes.
   virtual ConvWeight pack_conv(const Tensor& weight, const Tensor& bias, bool depthwise, bool transposed,
                                DType dtype) = 0;
@@ -167,8 +176,8 @@ class Ops {
 
   // -- transformer
 
-  /// x [N, in] (a row pitch is fine) → [N, out], or [N, out/2] with a gated epilogue. `segments` chooses the matrix
-  /// where groups = 3. The product accumulates in f32, bias is added in f32; result in `out_dtype`.
+  /// x [N, in] (a row pitch is fine) → [N, out], or [N, out/2] with a gated epilogue. `segments` chooses the
+  /// matrix where groups = 3. The product accumulates in f32, bias is added in f32; result in `out_dtype`.
   Tensor linear(const Tensor& x, const LinearWeight& w, const Segments& segments, DType out_dtype,
                 Epilogue epilogue = Epilogue::none);
   /// Same, one matrix for all rows, result in x's dtype.
@@ -180,7 +189,8 @@ class Ops {
   /// Rows of `table` [V, D] chosen by ids [N] i32 → [N, D].
   Tensor embed(const Tensor& table, const Tensor& ids);
 
-  /// Overwrites channels 0…C'−1 of x [N, C] f32 by features [2, C'] f32: row 1 for noised segments, row 0 for others.
+  /// Overwrites channels 0…C'−1 of x [N, C] f32 by features [2, C'] f32: row 1 for noised segments, row 0 for
+  /// others.
   void set_time_features(Tensor x, const Tensor& features, const Segments& segments);
 
   /// x in another float dtype.
@@ -189,16 +199,18 @@ class Ops {
   /// a ← a + b; a may be f32 while b is bf16. Shapes equal.
   void add(Tensor a, const Tensor& b);
 
-  /// One mHC site: (1) where `branch` [N,D] is given, streams [N,S,D] ← h_res·streams + h_post ⊗ branch with the
-  /// coefficients in `state`; (2) the new site's coefficients go to `state`; (3) returns RMSNorm(Σ h_pre·streams, pre_norm)
-  /// [N,D] in the work dtype. Mixing accumulates in f32, streams are stored in the work dtype.
+  /// One mHC site (`state` is allocated where undefined): (1) where `branch` [N,D] is given, streams [N,S,D]
+  /// ← h_res·streams + h_post ⊗ branch with the coefficients in `state`; (2) the new site's coefficients go
+  /// to `state`; (3) returns RMSNorm(Σ h_pre·streams, pre_norm) [N,D] in the work dtype. Mixing accumulates
+  /// in f32, streams are stored in the work dtype.
   Tensor mhc_site(Tensor streams, const Tensor& branch, MhcCoefficients& state, const MhcWeight& w,
                   const NormWeight& pre_norm, const Segments& segments);
   /// Step (1) alone: after the last layer.
   void mhc_finish(Tensor streams, const Tensor& branch, const MhcCoefficients& state);
 
-  /// RMS norm over head_dim of the q and k heads (weights [groups·head_dim]), then rotary: the first 2·half dims are
-  /// rotated in halves by rope [N, 2·half] f32 = [sin | cos]. In place on qkv [N, (heads + 2·kv_heads)·head_dim].
+  /// RMS norm over head_dim of the q and k heads (weights [groups·head_dim]), then rotary: the first 2·half
+  /// dims are rotated in halves by rope [N, 2·half] f32 = [sin | cos]. In place on qkv [N, (heads +
+  /// 2·kv_heads)·head_dim].
   void qk_norm_rope(Tensor qkv, std::int64_t heads, std::int64_t kv_heads, const NormWeight& q_norm,
                     const NormWeight& k_norm, const Tensor& rope, const Segments& segments);
 
@@ -206,14 +218,15 @@ class Ops {
   /// ⌊h·kv_heads/heads⌋. Sinks and gate as in AttentionOptions.
   Tensor attention(const Tensor& qkv, std::span<const RowRange> samples, const AttentionOptions& options);
 
-  /// As attention, for one sample whose rows are the block-ordered video grid, then audio and text: a video query
-  /// attends the video rows of the blocks within `radius` and every other row; the other queries attend everything.
+  /// As attention, for one sample whose rows are the block-ordered video grid, then audio and text: a video
+  /// query attends the video rows of the blocks within `radius` and every other row; the other queries attend
+  /// everything.
   Tensor window_attention(const Tensor& qkv, const WindowOptions& window, const AttentionOptions& options);
 
-  /// z [N, H·d] → the k largest of σ(gate_h·z_h) + bias a head; weight = σ of the chosen / max(Σ, 1e-12) · scale. gate
-  /// [H·E, d] f32, bias [H·E] f32; scores in f32.
-  Routing route(const Tensor& z, const Tensor& gate, const Tensor& bias, std::int64_t heads, std::int64_t top_k,
-                float scale);
+  /// z [N, H·d] → the k largest of σ(gate_h·z_h) + bias a head; weight = σ of the chosen / max(Σ, 1e-12) ·
+  /// scale. gate [H·E, d] f32, bias [H·E] f32; scores in f32.
+  Routing route(const Tensor& z, const Tensor& gate, const Tensor& bias, std::int64_t heads,
+                std::int64_t top_k, float scale);
   /// Σ over the chosen experts of weight·E(z), f32 in the order of choice, → [N, H·d] in z's dtype.
   Tensor experts(const Tensor& z, const Routing& routing, const ExpertWeight& w);
 
@@ -221,12 +234,13 @@ class Ops {
 
   /// Depthwise causal convolution over rows, then SiLU: x [N, C], weight [C, k] f32 → [N, C].
   Tensor causal_conv_silu(const Tensor& x, const Tensor& weight);
-  /// Gated delta rule over rows. qkv [N, 2·key_heads·d_k + value_heads·d_v]; decay_input, beta_input [N, value_heads];
-  /// a_log, dt_bias [value_heads] f32. q, k are L2-normalised, q scaled by 1/√d_k; β = σ(beta_input); per row and head
-  /// g = −exp(a_log)·softplus(decay_input + dt_bias). State in f32, in chunks. → [N, value_heads·d_v].
-  Tensor gated_delta_rule(const Tensor& qkv, const Tensor& decay_input, const Tensor& beta_input, const Tensor& a_log,
-                          const Tensor& dt_bias, std::int64_t key_heads, std::int64_t value_heads, std::int64_t key_dim,
-                          std::int64_t value_dim);
+  /// Gated delta rule over rows. qkv [N, 2·key_heads·d_k + value_heads·d_v]; decay_input, beta_input [N,
+  /// value_heads]; a_log, dt_bias [value_heads] f32. q, k are L2-normalised, q scaled by 1/√d_k; β =
+  /// σ(beta_input); per row and head g = −exp(a_log)·softplus(decay_input + dt_bias). State in f32, in
+  /// chunks. → [N, value_heads·d_v].
+  Tensor gated_delta_rule(const Tensor& qkv, const Tensor& decay_input, const Tensor& beta_input,
+                          const Tensor& a_log, const Tensor& dt_bias, std::int64_t key_heads,
+                          std::int64_t value_heads, std::int64_t key_dim, std::int64_t value_dim);
   /// RMS norm of each head with plain weight [d] f32, times SiLU(z): x, z [N, heads·d] → [N, heads·d].
   Tensor gated_rms_norm(const Tensor& x, const Tensor& z, const Tensor& weight, float eps);
 
@@ -262,21 +276,23 @@ class Ops {
   virtual void do_mhc_site(Tensor& streams, const Tensor& branch, MhcCoefficients& state, const MhcWeight& w,
                            const NormWeight& pre_norm, const Segments& segments, Tensor& n) = 0;
   virtual void do_mhc_finish(Tensor& streams, const Tensor& branch, const MhcCoefficients& state) = 0;
-  virtual void do_qk_norm_rope(Tensor& qkv, std::int64_t heads, std::int64_t kv_heads, const NormWeight& q_norm,
-                               const NormWeight& k_norm, const Tensor& rope, const Segments& segments) = 0;
-  virtual void do_attention(const Tensor& qkv, std::span<const RowRange> samples, const AttentionOptions& options,
-                            Tensor& y) = 0;
-  virtual void do_window_attention(const Tensor& qkv, const WindowOptions& window, const AttentionOptions& options,
-                                   Tensor& y) = 0;
-  virtual void do_route(const Tensor& z, const Tensor& gate, const Tensor& bias, std::int64_t heads, std::int64_t top_k,
-                        float scale, Routing& routing) = 0;
+  virtual void do_qk_norm_rope(Tensor& qkv, std::int64_t heads, std::int64_t kv_heads,
+                               const NormWeight& q_norm, const NormWeight& k_norm, const Tensor& rope,
+                               const Segments& segments) = 0;
+  virtual void do_attention(const Tensor& qkv, std::span<const RowRange> samples,
+                            const AttentionOptions& options, Tensor& y) = 0;
+  virtual void do_window_attention(const Tensor& qkv, const WindowOptions& window,
+                                   const AttentionOptions& options, Tensor& y) = 0;
+  virtual void do_route(const Tensor& z, const Tensor& gate, const Tensor& bias, std::int64_t heads,
+                        std::int64_t top_k, float scale, Routing& routing) = 0;
   virtual void do_experts(const Tensor& z, const Routing& routing, const ExpertWeight& w, Tensor& y) = 0;
   virtual void do_causal_conv_silu(const Tensor& x, const Tensor& weight, Tensor& y) = 0;
   virtual void do_gated_delta_rule(const Tensor& qkv, const Tensor& decay_input, const Tensor& beta_input,
                                    const Tensor& a_log, const Tensor& dt_bias, std::int64_t key_heads,
                                    std::int64_t value_heads, std::int64_t key_dim, std::int64_t value_dim,
                                    Tensor& y) = 0;
-  virtual void do_gated_rms_norm(const Tensor& x, const Tensor& z, const Tensor& weight, float eps, Tensor& y) = 0;
+  virtual void do_gated_rms_norm(const Tensor& x, const Tensor& z, const Tensor& weight, float eps,
+                                 Tensor& y) = 0;
   virtual void do_conv(const Tensor& x, const ConvWeight& w, const ConvOptions& options, Tensor& y) = 0;
   virtual void do_replicate_time(const Tensor& x, std::int64_t front, std::int64_t back, Tensor& y) = 0;
   virtual void do_channel_norm(const Tensor& x, const ChannelNorm& norm, Tensor& y) = 0;
@@ -289,6 +305,9 @@ class Ops {
   virtual void do_tanh(const Tensor& x, Tensor& y) = 0;
 
  private:
+  /// Calls the implementation between the observer's begin and end; not at all under a counting arena.
+  void run(const OpCost& cost, const std::function<void()>& implementation);
+
   Arena* arena_;
   OpObserver* observer_ = nullptr;
 };

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/checks.h"
+
+#include <algorithm>
+
+namespace magi::checks {
+
+void tensor(std::string_view op, std::string_view name, const Tensor& t, const Shape& shape,
+            bool contiguous) {
+  require(t.defined(), "{}: {} is undefined, expected {}", op, name, to_string(shape));
+  bool same = t.shape().size() == shape.size();
+  for (std::size_t i = 0; same && i < shape.size(); ++i) same = shape[i] == -1 || shape[i] == t.shape()[i];
+  require(same, "{}: {} is {}, expected {}", op, name, to_string(t.shape()), to_string(shape));
+  require(t.contiguous() || (!contiguous && t.rank() == 2),
+          "{}: {} {} has a row pitch, expected contiguous memory", op, name, to_string(t.shape()));
+}
+
+void dtype(std::string_view op, std::string_view name, const Tensor& t,
+           std::initializer_list<DType> allowed) {
+  if (std::find(allowed.begin(), allowed.end(), t.dtype()) != allowed.end()) return;
+  std::string list;
+  for (const DType d : allowed) list += (list.empty() ? "" : " or ") + std::string(name_of(d));
+  fail("{}: {} is {}, expected {}", op, name, name_of(t.dtype()), list);
+}
+
+void segments(std::string_view op, const Segments& list, std::int64_t rows, int groups) {
+  require(groups == 1 || groups == kModalities, "{}: {} weight groups, expected 1 or {}", op, groups,
+          kModalities);
+  if (groups == 1 && list.empty()) return;
+  std::int64_t next = 0;
+  for (const Segment& s : list) {
+    require(s.first == next && s.rows >= 0, "{}: a segment of {} rows starts at row {}, expected row {}", op,
+            s.rows, s.first, next);
+    require(static_cast<int>(s.modality) < kModalities,
+            "{}: modality {} of the segment at row {} does not exist", op, static_cast<int>(s.modality),
+            s.first);
+    next += s.rows;
+  }
+  require(next == rows, "{}: segments hold {} rows, the tensor {}", op, next, rows);
+}
+
+void norm(std::string_view op, const NormWeight& w, std::int64_t width) {
+  f32(op, "norm weight", w.weight, {w.groups * width});
+}
+
+double bytes(std::initializer_list<const Tensor*> tensors) {
+  double sum = 0;
+  for (const Tensor* t : tensors) {
+    if (t->defined()) sum += static_cast<double>(t->bytes());
+  }
+  return sum;
+}
+
+}  // namespace magi::checks

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checks that the public operations share. Each failure is one line: operation, tensor, what it is, what it
+// should be.
+#pragma once
+
+#include <initializer_list>
+#include <string_view>
+
+#include "core/tensor.h"
+#include "ops/ops.h"
+
+namespace magi::checks {
+
+inline bool is_float(DType dtype) {
+  return dtype == DType::f32 || dtype == DType::bf16;
+}
+
+/// A dense tensor of this shape (−1 matches any length). Matrices may have a row pitch unless `contiguous`.
+void tensor(std::string_view op, std::string_view name, const Tensor& t, const Shape& shape,
+            bool contiguous = false);
+
+/// One of the dtypes.
+void dtype(std::string_view op, std::string_view name, const Tensor& t, std::initializer_list<DType> allowed);
+
+/// f32 or bf16.
+inline void work_dtype(std::string_view op, std::string_view name, const Tensor& t) {
+  dtype(op, name, t, {DType::f32, DType::bf16});
+}
+
+/// Contiguous f32 of this shape.
+inline void f32(std::string_view op, std::string_view name, const Tensor& t, const Shape& shape) {
+  tensor(op, name, t, shape, true);
+  dtype(op, name, t, {DType::f32});
+}
+
+/// Segments run from row 0 to `rows` without gaps. One-group weights need no segments: an empty list is fine
+/// then.
+void segments(std::string_view op, const Segments& list, std::int64_t rows, int groups);
+
+void norm(std::string_view op, const NormWeight& w, std::int64_t width);
+
+/// Bytes of all tensors that are defined.
+double bytes(std::initializer_list<const Tensor*> tensors);
+
+}  // namespace magi::checks

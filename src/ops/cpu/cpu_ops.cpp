@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// Host memory is device memory here: moving data means sharing it or copying it once.
+#include "ops/cpu/cpu_ops.h"
+
+#include <cstring>
+
+namespace magi {
+
+Tensor CpuOps::upload(const Tensor& host) {
+  return host.contiguous() ? host : host.clone();
+}
+
+Tensor CpuOps::download(const Tensor& device) {
+  return device.clone();
+}
+
+void CpuOps::copy_in(Tensor destination, const Tensor& host) {
+  require(destination.shape() == host.shape() && destination.dtype() == host.dtype() &&
+              destination.contiguous() && host.contiguous(),
+          "copy_in: {} {} cannot be copied into {} {}", name_of(host.dtype()), to_string(host.shape()),
+          name_of(destination.dtype()), to_string(destination.shape()));
+  if (host.bytes() > 0) std::memcpy(destination.raw(), host.raw(), host.bytes());
+}
+
+std::unique_ptr<Ops> make_cpu_ops(Arena& arena) {
+  return std::make_unique<CpuOps>(arena);
+}
+
+}  // namespace magi
