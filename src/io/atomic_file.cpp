@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "io/atomic_file.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "core/error.h"
+
+namespace magi {
+
+AtomicFile::AtomicFile(std::filesystem::path target)
+    : target_(std::move(target)), partial_(target_.string() + fmt::format(".partial-{}", ::getpid())) {
+  fd_ = ::open(partial_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (fd_ < 0) fail_with_errno();
+}
+
+AtomicFile::~AtomicFile() {
+  if (fd_ < 0) return;
+  ::close(fd_);
+  ::unlink(partial_.c_str());
+}
+
+void AtomicFile::fail_with_errno() const {
+  fail("{}: cannot write: {}", target_.string(), std::strerror(errno));
+}
+
+void AtomicFile::write(const void* data, std::size_t bytes) {
+  const char* next = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t written = ::write(fd_, next, std::min<std::size_t>(bytes, 1u << 30));
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) fail_with_errno();
+    next += written;
+    bytes -= static_cast<std::size_t>(written);
+  }
+}
+
+void AtomicFile::commit() {
+  if (::fsync(fd_) != 0) fail_with_errno();
+  if (::rename(partial_.c_str(), target_.c_str()) != 0) fail_with_errno();
+  const int fd = std::exchange(fd_, -1);
+  if (::close(fd) != 0) fail_with_errno();
+}
+
+}  // namespace magi

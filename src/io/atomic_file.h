@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// A file that appears complete or not at all.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <string>
+
+namespace magi {
+
+/// Writes NAME.partial-PID beside the target; commit() syncs it and renames it over the target. Without
+/// commit() (an error, a cancelled run) it is removed. Every failure throws Error with the system's reason.
+class AtomicFile {
+ public:
+  explicit AtomicFile(std::filesystem::path target);
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  void write(const void* data, std::size_t bytes);
+  void commit();
+
+ private:
+  [[noreturn]] void fail_with_errno() const;
+
+  std::filesystem::path target_;
+  std::filesystem::path partial_;
+  int fd_ = -1;
+};
+
+}  // namespace magi
