@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/dit.h"
+
+namespace magi {
+
+AdapterWeights load_adapters(const WeightLoader& root, const LatentChannels& channels, std::int64_t width,
+                             std::int64_t rotary_band_count) {
+  const WeightLoader pre = root.in("pre_adapter");
+  const WeightLoader post = root.in("post_adapter");
+  AdapterWeights w;
+  w.video_in = pre.linear_f32("video_embedder", width, channels.video, true);
+  w.audio_in = pre.linear_f32("audio_embedder", width, channels.audio, true);
+  w.text_in = pre.linear_f32("text_embedder", width, channels.text, true);
+  w.video_norm = post.norm("final_norm_video", 1, width);
+  w.audio_norm = post.norm("final_norm_audio", 1, width);
+  w.video_out = post.linear_f32("final_linear_video", channels.video, width, false);
+  w.audio_out = post.linear_f32("final_linear_audio", channels.audio, width, false);
+  w.rotary_bands = pre.has("rope.bands") ? pre.host("rope.bands", {rotary_band_count}) : rotary_bands(rotary_band_count);
+  return w;
+}
+
+AttentionWeights load_attention(const WeightLoader& layer, int groups, std::int64_t hidden, const AttentionShape& shape,
+                                std::int64_t sinks, bool gated) {
+  const WeightLoader in = layer.in("attention");
+  AttentionWeights w;
+  w.norm = in.norm("pre_norm", groups, hidden);
+  if (gated) w.gate = in.linear("linear_g", groups, shape.heads, hidden);
+  w.qkv = in.linear("linear_qkv", groups, shape.qkv_size(), hidden);
+  w.proj = in.linear("linear_proj", groups, hidden, shape.q_size());
+  w.q_norm = in.norm("q_norm", groups, shape.head_dim);
+  w.k_norm = in.norm("k_norm", groups, shape.head_dim);
+  if (sinks > 0) w.sinks = in.tensor("sinks", {sinks, shape.heads});
+  return w;
+}
+
+DenseMlpWeights load_dense_mlp(const WeightLoader& layer, int groups, std::int64_t hidden, std::int64_t intermediate) {
+  const WeightLoader in = layer.in("mlp");
+  return {in.linear("up_gate_proj", groups, 2 * intermediate, hidden), in.linear("down_proj", groups, hidden, intermediate)};
+}
+
+SequenceOnDevice upload_sequence(Ops& ops, const PackedSequence& sequence, const Tensor& rotary_bands) {
+  SequenceOnDevice inputs;
+  inputs.rope = ops.upload(rotary_table(sequence.coordinates, rotary_bands));
+  for (const Conditioning& branch : sequence.branches) {
+    SequenceOnDevice::Branch& on_device = inputs.branches.emplace_back();
+    on_device.text = ops.upload(branch.text);
+    for (const ReferenceImage& image : branch.images)
+      on_device.images.emplace_back(ops.upload(image.figure_token.reshape({1, image.figure_token.numel()})),
+                                    ops.upload(cells_from_latent(image.latent)));
+  }
+  return inputs;
+}
+
+Tensor embed_tokens(Ops& ops, const AdapterWeights& w, const PackedSequence& sequence, const SequenceOnDevice& inputs,
+                    const Tensor& video, const Tensor& audio, DType dtype) {
+  Tensor hidden = ops.arena().alloc(dtype, {sequence.rows(), w.video_in.out});
+  std::int64_t row = 0;
+  const auto append = [&](const Tensor& x, const LinearWeight& weight) {
+    ops.linear_into(hidden.rows(row, x.dim(0)), x, weight);
+    row += x.dim(0);
+  };
+  for (const SequenceOnDevice::Branch& branch : inputs.branches) {
+    append(video, w.video_in);
+    append(audio, w.audio_in);
+    append(branch.text, w.text_in);
+    for (const auto& [figure_token, cells] : branch.images) {
+      append(figure_token, w.text_in);
+      append(cells, w.video_in);
+    }
+  }
+  return hidden;
+}
+
+std::vector<Velocity> project_velocity(Ops& ops, const AdapterWeights& w, const PackedSequence& sequence,
+                                       const Tensor& hidden) {
+  const auto project = [&](const Segment& rows, const NormWeight& norm, const LinearWeight& out) {
+    const Tensor n = ops.rms_norm(hidden.rows(rows.first, rows.rows), norm, {}, DType::f32);
+    return ops.download(ops.linear(n, out));
+  };
+  std::vector<Velocity> velocities;
+  for (std::size_t first : sequence.first_segments) {
+    const Tensor video = project(sequence.segments[first], w.video_norm, w.video_out);
+    const Tensor audio = project(sequence.segments[first + 1], w.audio_norm, w.audio_out);
+    velocities.push_back({latent_from_cells(video, sequence.grid), audio});
+  }
+  return velocities;
+}
+
+Tensor attention_branch(Ops& ops, const AttentionWeights& w, const AttentionShape& shape, const Tensor& n,
+                        const Tensor& rope, const Segments& segments,
+                        const std::function<Tensor(const Tensor& qkv, const AttentionOptions&)>& attend) {
+  AttentionOptions options{.heads = shape.heads, .kv_heads = shape.kv_heads, .head_dim = shape.head_dim};
+  options.sinks = w.sinks;
+  if (w.gate.data.defined()) options.gate = ops.linear(n, w.gate, segments, n.dtype());
+  const Tensor qkv = ops.linear(n, w.qkv, segments, n.dtype());
+  ops.qk_norm_rope(qkv, shape.heads, shape.kv_heads, w.q_norm, w.k_norm, rope, segments);
+  return ops.linear(attend(qkv, options), w.proj, segments, n.dtype());
+}
+
+Tensor dense_mlp(Ops& ops, const DenseMlpWeights& w, const Tensor& n, const Segments& segments) {
+  const Tensor inner = ops.linear(n, w.up, segments, n.dtype(), Epilogue::swiglu7);
+  return ops.linear(inner, w.down, segments, n.dtype());
+}
+
+}  // namespace magi

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/tokens.h"
+
+#include <array>
+#include <cmath>
+
+namespace magi {
+namespace {
+
+/// Writes coordinate rows one after another.
+class CoordinateWriter {
+ public:
+  explicit CoordinateWriter(Tensor& table) : out_(table.data<float>()) {}
+
+  void add(std::array<float, 3> position, std::array<float, 3> size, std::array<float, 3> reference) {
+    for (const auto& part : {position, size, reference})
+      for (float v : part) *out_++ = v;
+  }
+
+  void add_grid(LatentGrid grid, float first_t) {
+    const std::array<float, 3> size{static_cast<float>(grid.t), static_cast<float>(grid.h), static_cast<float>(grid.w)};
+    for (std::int64_t t = 0; t < grid.t; ++t)
+      for (std::int64_t h = 0; h < grid.h; ++h)
+        for (std::int64_t w = 0; w < grid.w; ++w)
+          add({first_t + static_cast<float>(t), static_cast<float>(h), static_cast<float>(w)}, size, size);
+  }
+
+ private:
+  float* out_;
+};
+
+void write_coordinates(CoordinateWriter& out, LatentGrid grid, std::int64_t audio_rows, const Conditioning& branch) {
+  out.add_grid(grid, 0);
+  // Audio runs at 25 latents a second, video at 25/8: eight audio rows span one video latent.
+  const std::array<float, 3> audio_size{static_cast<float>(audio_rows), 1, 1};
+  const std::array<float, 3> audio_reference{static_cast<float>((audio_rows - 1) / 8 + 1), 1, 1};
+  for (std::int64_t i = 0; i < audio_rows; ++i) out.add({static_cast<float>(i), 0, 0}, audio_size, audio_reference);
+  const std::int64_t length = branch.text.dim(0);
+  for (std::int64_t i = 0; i < length; ++i)
+    out.add({static_cast<float>(i - length), 0, 0}, {static_cast<float>(length), 1, 1}, {1, 1, 1});
+  for (std::size_t k = 0; k < branch.images.size(); ++k) {
+    const Tensor& latent = branch.images[k].latent;
+    const LatentGrid image{1, latent.dim(-2), latent.dim(-1)};
+    const std::array<float, 3> size{1, static_cast<float>(image.h), static_cast<float>(image.w)};
+    // Images sit past the clip on the time axis, with a gap, one step apart.
+    const auto t = static_cast<float>(grid.t + 2 + static_cast<std::int64_t>(k));
+    out.add({t, -1, -1}, size, size);
+    out.add_grid(image, t);
+  }
+}
+
+}  // namespace
+
+PackedSequence pack(LatentGrid grid, std::int64_t audio_rows, std::vector<Conditioning> branches) {
+  require(grid.t > 0 && grid.h > 0 && grid.w > 0 && audio_rows >= 0 && !branches.empty(),
+          "cannot pack a latent grid of {}x{}x{} with {} audio rows", grid.t, grid.h, grid.w, audio_rows);
+  PackedSequence sequence{grid, audio_rows, std::move(branches), {}, {}, {}};
+  std::int64_t row = 0;
+  for (std::size_t b = 0; b < sequence.branches.size(); ++b) {
+    const auto add = [&](Modality modality, std::int64_t rows, bool noised) {
+      sequence.segments.push_back({static_cast<std::int32_t>(b), modality, row, rows, noised});
+      row += rows;
+    };
+    sequence.first_segments.push_back(sequence.segments.size());
+    add(Modality::video, grid.cells(), true);
+    add(Modality::audio, audio_rows, true);
+    add(Modality::text, sequence.branches[b].text.dim(0), false);
+    for (const ReferenceImage& image : sequence.branches[b].images) {
+      add(Modality::text, 1, false);
+      add(Modality::video, image.latent.dim(-2) * image.latent.dim(-1), false);
+    }
+  }
+  sequence.coordinates = Tensor::empty(DType::f32, {row, 9});
+  CoordinateWriter out(sequence.coordinates);
+  for (const Conditioning& branch : sequence.branches) write_coordinates(out, grid, audio_rows, branch);
+  return sequence;
+}
+
+Tensor rotary_table(const Tensor& coordinates, const Tensor& bands) {
+  const std::int64_t rows = coordinates.dim(0);
+  const std::int64_t nb = bands.numel();
+  Tensor table = Tensor::empty(DType::f32, {rows, 6 * nb});
+  const float* band = bands.data<float>();
+#pragma omp parallel for
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const float* c = coordinates.data<float>() + 9 * r;
+    float* out = table.data<float>() + 6 * nb * r;
+    for (int axis = 0; axis < 3; ++axis) {
+      const float size = c[3 + axis], reference = c[6 + axis];
+      const float scale = size == 1 && reference == 1 ? 1.0f : (reference - 1) / (size - 1);
+      const float centre = axis == 0 ? 0.0f : (size - 1) / 2;
+      for (std::int64_t k = 0; k < nb; ++k) {
+        const double angle = (c[axis] - centre) * scale * band[k];
+        out[axis * nb + k] = static_cast<float>(std::sin(angle));
+        out[(3 + axis) * nb + k] = static_cast<float>(std::cos(angle));
+      }
+    }
+  }
+  return table;
+}
+
+Tensor rotary_bands(std::int64_t count) {
+  Tensor bands = Tensor::empty(DType::f32, {count});
+  for (std::int64_t k = 0; k < count; ++k)
+    bands.data<float>()[k] = static_cast<float>(std::pow(10000.0, -static_cast<double>(k) / static_cast<double>(count)));
+  return bands;
+}
+
+std::vector<float> time_features(float tau, std::int64_t channels) {
+  const std::int64_t half = channels / 2;
+  std::vector<float> features(static_cast<std::size_t>(channels), 0.0f);
+  for (std::int64_t j = 0; j < half; ++j) {
+    const double exponent = -std::log(10000.0) * static_cast<double>(j) / static_cast<double>(half);
+    const float angle = tau * 1000.0f * static_cast<float>(std::exp(exponent));
+    features[static_cast<std::size_t>(j)] = static_cast<float>(std::cos(static_cast<double>(angle)));
+    features[static_cast<std::size_t>(half + j)] = static_cast<float>(std::sin(static_cast<double>(angle)));
+  }
+  return features;
+}
+
+Tensor cells_from_latent(const Tensor& latent) {
+  require(latent.rank() >= 4, "a latent has the axes [C,T,H,W], not {}", to_string(latent.shape()));
+  const std::int64_t channels = latent.dim(-4);
+  const std::int64_t cells = latent.dim(-3) * latent.dim(-2) * latent.dim(-1);
+  Tensor rows = Tensor::empty(DType::f32, {cells, channels});
+  const float* in = latent.data<float>();
+  float* out = rows.data<float>();
+  for (std::int64_t c = 0; c < channels; ++c)
+    for (std::int64_t i = 0; i < cells; ++i) out[i * channels + c] = in[c * cells + i];
+  return rows;
+}
+
+Tensor latent_from_cells(const Tensor& cells, LatentGrid grid) {
+  require(cells.dim(0) == grid.cells(), "{} cells do not fill a grid of {}x{}x{}", cells.dim(0), grid.t, grid.h, grid.w);
+  const std::int64_t channels = cells.dim(1);
+  Tensor latent = Tensor::empty(DType::f32, {channels, grid.t, grid.h, grid.w});
+  const float* in = cells.data<float>();
+  float* out = latent.data<float>();
+  for (std::int64_t i = 0; i < grid.cells(); ++i)
+    for (std::int64_t c = 0; c < channels; ++c) out[c * grid.cells() + i] = in[i * cells.pitch() + c];
+  return latent;
+}
+
+}  // namespace magi

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reads a model's tensors by name and hands them to the backend in its own layout. Names are relative to a prefix, so a
+// layer's loader reads like the layer.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "io/tensor_store.h"
+#include "ops/ops.h"
+
+namespace magi {
+
+class WeightLoader {
+ public:
+  /// `dtype`: compute dtype of the linear layers.
+  WeightLoader(Ops& ops, const TensorStore& store, DType dtype, std::string prefix = "")
+      : ops_(ops), store_(store), dtype_(dtype), prefix_(std::move(prefix)) {}
+
+  /// The same store, names below `part`.
+  WeightLoader in(std::string_view part) const { return {ops_, store_, dtype_, name(part) + "."}; }
+
+  bool has(std::string_view tensor) const { return store_.has(name(tensor)); }
+  /// f32 on the host.
+  Tensor host(std::string_view tensor, const Shape& shape) const {
+    return store_.get(name(tensor), shape).to(DType::f32);
+  }
+  /// As stored, on the host.
+  Tensor stored(std::string_view tensor, const Shape& shape) const { return store_.get(name(tensor), shape); }
+  /// f32 where the backend computes.
+  Tensor tensor(std::string_view tensor, const Shape& shape) const { return ops_.upload(host(tensor, shape)); }
+
+  /// `layer`.weight [groups·out, in].
+  LinearWeight linear(std::string_view layer, int groups, std::int64_t out, std::int64_t in) const {
+    return ops_.pack_linear(stored(std::string(layer) + ".weight", {groups * out, in}), groups, dtype_);
+  }
+  /// `layer`.weight [out, in] computed in f32, with `layer`.bias [out] where `bias`.
+  LinearWeight linear_f32(std::string_view layer, std::int64_t out, std::int64_t in, bool bias) const {
+    const Tensor b = bias ? host(std::string(layer) + ".bias", {out}) : Tensor();
+    return ops_.pack_linear(stored(std::string(layer) + ".weight", {out, in}), 1, DType::f32, b);
+  }
+  /// `layer`.weight [groups·dim].
+  NormWeight norm(std::string_view layer, int groups, std::int64_t dim, float eps = 1e-6f) const {
+    return {groups, tensor(std::string(layer) + ".weight", {groups * dim}), eps};
+  }
+
+  Ops& ops() const { return ops_; }
+  DType dtype() const { return dtype_; }
+
+ private:
+  std::string name(std::string_view part) const { return prefix_ + std::string(part); }
+
+  Ops& ops_;
+  const TensorStore& store_;
+  DType dtype_;
+  std::string prefix_;
+};
+
+}  // namespace magi
