@@ -67,6 +67,17 @@ Tensor Ops::linear(const Tensor& x, const LinearWeight& w, Epilogue epilogue) {
   return linear(x, w, {}, x.dtype(), epilogue);
 }
 
+void Ops::linear_into(Tensor y, const Tensor& x, const LinearWeight& w) {
+  require(w.groups == 1, "linear_into: {} weight groups, expected one", w.groups);
+  checks::tensor("linear_into", "x", x, {-1, w.in});
+  checks::dtype("linear_into", "x", x, {w.dtype});
+  checks::tensor("linear_into", "y", y, {x.dim(0), w.out}, true);
+  checks::work_dtype("linear_into", "y", y);
+  const double flops =
+      2.0 * static_cast<double>(x.dim(0)) * static_cast<double>(w.in) * static_cast<double>(w.out);
+  run({"linear", flops, checks::bytes({&x, &w.data, &y})}, [&] { do_linear(x, w, {}, Epilogue::none, y); });
+}
+
 Tensor Ops::rms_norm(const Tensor& x, const NormWeight& w, const Segments& segments, DType out_dtype) {
   checks::tensor("rms_norm", "x", x, {-1, -1});
   checks::work_dtype("rms_norm", "x", x);
@@ -96,7 +107,8 @@ Tensor Ops::embed(const Tensor& table, const Tensor& ids) {
 }
 
 void Ops::set_time_features(Tensor x, const Tensor& features, const Segments& segments) {
-  checks::f32("set_time_features", "x", x, {-1, -1});
+  checks::tensor("set_time_features", "x", x, {-1, -1}, true);
+  checks::work_dtype("set_time_features", "x", x);
   checks::f32("set_time_features", "features", features, {2, -1});
   require(features.dim(1) <= x.dim(1), "set_time_features: {} features do not fit into {} channels",
           features.dim(1), x.dim(1));

@@ -182,6 +182,8 @@ class Ops {
                 Epilogue epilogue = Epilogue::none);
   /// Same, one matrix for all rows, result in x's dtype.
   Tensor linear(const Tensor& x, const LinearWeight& w, Epilogue epilogue = Epilogue::none);
+  /// Same, into y [N, out] (rows of a larger tensor; f32 or bf16).
+  void linear_into(Tensor y, const Tensor& x, const LinearWeight& w);
 
   /// x [N, D] → [N, D] in `out_dtype`; computed in f32.
   Tensor rms_norm(const Tensor& x, const NormWeight& w, const Segments& segments, DType out_dtype);
@@ -189,7 +191,7 @@ class Ops {
   /// Rows of `table` [V, D] chosen by ids [N] i32 → [N, D].
   Tensor embed(const Tensor& table, const Tensor& ids);
 
-  /// Overwrites channels 0…C'−1 of x [N, C] f32 by features [2, C'] f32: row 1 for noised segments, row 0 for
+  /// Overwrites channels 0…C'−1 of x [N, C] (f32 or bf16) by features [2, C'] f32: row 1 for noised segments, row 0 for
   /// others.
   void set_time_features(Tensor x, const Tensor& features, const Segments& segments);
 
