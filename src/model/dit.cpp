@@ -89,7 +89,10 @@ std::vector<Velocity> project_velocity(Ops& ops, const AdapterWeights& w, const 
 Tensor attention_branch(Ops& ops, const AttentionWeights& w, const AttentionShape& shape, const Tensor& n,
                         const Tensor& rope, const Segments& segments,
                         const std::function<Tensor(const Tensor& qkv, const AttentionOptions&)>& attend) {
-  AttentionOptions options{.heads = shape.heads, .kv_heads = shape.kv_heads, .head_dim = shape.head_dim};
+  AttentionOptions options;
+  options.heads = shape.heads;
+  options.kv_heads = shape.kv_heads;
+  options.head_dim = shape.head_dim;
   options.sinks = w.sinks;
   if (w.gate.data.defined()) options.gate = ops.linear(n, w.gate, segments, n.dtype());
   const Tensor qkv = ops.linear(n, w.qkv, segments, n.dtype());
