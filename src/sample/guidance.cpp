@@ -94,7 +94,41 @@ std::vector<float> frame_scales(std::int64_t frames, double timestep, const Guid
   return scales;
 }
 
+float scale_in(const ConfigNode& config, std::string_view key, float otherwise) {
+  return static_cast<float>(config.number(key, otherwise, -1000, 1000));
+}
+
+void read_trick(const ConfigNode& config, GuidanceOptions& options) {
+  options.trick = config.boolean("use_cfg_trick", options.trick);
+  options.trick_frames = config.integer("cfg_trick_start_frame", options.trick_frames, 0);
+  options.trick_scale = scale_in(config, "cfg_trick_value", options.trick_scale);
+}
+
 }  // namespace
+
+GuidanceOptions preview_guidance(const ConfigNode& config) {
+  GuidanceOptions options;
+  options.video_scale = scale_in(config, "video_txt_guidance_scale", options.video_scale);
+  options.audio_scale = scale_in(config, "audio_txt_guidance_scale", options.audio_scale);
+  read_trick(config, options);
+  options.dynamic = config.boolean("use_dynamic_cfg", options.dynamic);
+  options.dynamic_start = config.number("dynamic_cfg_start_t", options.dynamic_start);
+  options.dynamic_cutoff = scale_in(config, "dynamic_cfg_cutoff_value", options.dynamic_cutoff);
+  options.skimmed = config.boolean("use_skimmed_cfg_linear", options.skimmed);
+  options.skimmed_scale = scale_in(config, "skimmed_cfg_scale", options.skimmed_scale);
+  options.rescale = static_cast<float>(config.number("cfg_rescale", options.rescale, 0, 1));
+  options.negative_prompt = config.boolean("use_negative_prompt", options.negative_prompt);
+  options.reference_in_uncond = config.boolean("use_ref_for_uncond", options.reference_in_uncond);
+  return options;
+}
+
+GuidanceOptions refiner_guidance(const ConfigNode& config) {
+  GuidanceOptions options;
+  options.video_scale = scale_in(config, "magi2_refiner_video_txt_guidance_scale", 2.0f);
+  options.audio_scale = scale_in(config, "magi2_refiner_audio_txt_guidance_scale", 5.0f);
+  read_trick(config, options);
+  return options;
+}
 
 Tensor guide_video(const Tensor& cond, const Tensor& uncond, const Tensor& latent, double timestep,
                    const GuidanceOptions& options) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "core/tensor.h"
+#include "io/config.h"
 
 namespace magi {
 
@@ -26,6 +27,11 @@ struct GuidanceOptions {
   bool negative_prompt = true;      ///< use_negative_prompt: else the unconditional branch has no text
   bool reference_in_uncond = true;  ///< use_ref_for_uncond: else its reference images are zeros
 };
+
+/// From a configuration's `evaluation_config`; absent keys keep the defaults.
+GuidanceOptions preview_guidance(const ConfigNode& evaluation_config);
+/// The refiner's: its own scales (magi2_refiner_…), of the options the trick alone.
+GuidanceOptions refiner_guidance(const ConfigNode& evaluation_config);
 
 /// Video: cond, uncond and the current latent are [48,T,H,W] f32 on the host (a leading axis of 1 is kept);
 /// timestep in 0…1000.

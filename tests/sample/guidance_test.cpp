@@ -141,6 +141,35 @@ TEST(Guidance, AudioHasItsOwnScaleAndNoFrameOptions) {
   EXPECT_EQ(guide_audio(silent, silent, silent, options).numel(), 0);
 }
 
+TEST(Guidance, ReadsTheConfiguration) {
+  const GuidanceOptions defaults = preview_guidance(ConfigNode(nlohmann::json::object(), "config.json"));
+  EXPECT_EQ(defaults.video_scale, 5);
+  EXPECT_EQ(defaults.audio_scale, 7);
+  EXPECT_FALSE(defaults.trick || defaults.dynamic || defaults.skimmed);
+
+  const auto json =
+      parse_json(R"({"video_txt_guidance_scale": 4.5, "use_cfg_trick": true, "cfg_trick_start_frame": 3,
+      "cfg_trick_value": 1.5, "use_dynamic_cfg": true, "dynamic_cfg_start_t": 300, "dynamic_cfg_cutoff_value": 2.5,
+      "use_skimmed_cfg_linear": true, "skimmed_cfg_scale": 2, "cfg_rescale": 0.25, "use_ref_for_uncond": false,
+      "use_negative_prompt": false, "magi2_refiner_video_txt_guidance_scale": 1.25})",
+                 "config.json");
+  const GuidanceOptions preview = preview_guidance(ConfigNode(json, "config.json"));
+  EXPECT_EQ(preview.video_scale, 4.5f);
+  EXPECT_TRUE(preview.trick && preview.dynamic && preview.skimmed);
+  EXPECT_EQ(preview.trick_frames, 3);
+  EXPECT_EQ(preview.trick_scale, 1.5f);
+  EXPECT_EQ(preview.dynamic_start, 300);
+  EXPECT_EQ(preview.dynamic_cutoff, 2.5f);
+  EXPECT_EQ(preview.skimmed_scale, 2);
+  EXPECT_EQ(preview.rescale, 0.25f);
+  EXPECT_FALSE(preview.reference_in_uncond || preview.negative_prompt);
+  const GuidanceOptions refiner = refiner_guidance(ConfigNode(json, "config.json"));
+  EXPECT_EQ(refiner.video_scale, 1.25f);
+  EXPECT_EQ(refiner.audio_scale, 5);
+  EXPECT_TRUE(refiner.trick);
+  EXPECT_FALSE(refiner.dynamic || refiner.skimmed || refiner.rescale > 0);
+}
+
 TEST(Guidance, RefusesUnequalShapes) {
   const Inputs in = inputs({2, 3, 2, 2});
   EXPECT_THROW(guide_video(in.cond, in.uncond, in.latent.reshape({2, 2, 3, 2}), 1, {}), Error);
