@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks are a value: code takes a Group and calls its collectives. A group of one rank copies, or does nothing.
+// Ranks are a value: code takes a Group and calls its collectives. A group of one rank copies, or does
+// nothing.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,8 @@ class Group {
   virtual ~Group() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  /// Block r of `send` goes to rank r; block r of `receive` comes from rank r. Blocks are equal: numel / size().
+  /// Block r of `send` goes to rank r; block r of `receive` comes from rank r. Blocks are equal: numel /
+  /// size().
   virtual void all_to_all(const Tensor& send, Tensor receive) = 0;
   /// receive [size()·rows, …] ← every rank's send [rows, …], in rank order.
   virtual void all_gather(const Tensor& send, Tensor receive) = 0;

@@ -18,7 +18,9 @@ class SoloGroup final : public Group {
   int size() const override { return 1; }
   void all_to_all(const Tensor& send, Tensor receive) override { copy_whole(send, receive); }
   void all_gather(const Tensor& send, Tensor receive) override { copy_whole(send, receive); }
-  void broadcast(Tensor, int root) override { require(root == 0, "broadcast from rank {} of a group of one", root); }
+  void broadcast(Tensor, int root) override {
+    require(root == 0, "broadcast from rank {} of a group of one", root);
+  }
   bool any(bool value) override { return value; }
   void barrier() override {}
   std::int64_t bytes_sent() const override { return 0; }
@@ -26,6 +28,8 @@ class SoloGroup final : public Group {
 
 }  // namespace
 
-std::unique_ptr<Group> make_solo_group() { return std::make_unique<SoloGroup>(); }
+std::unique_ptr<Group> make_solo_group() {
+  return std::make_unique<SoloGroup>();
+}
 
 }  // namespace magi

@@ -15,7 +15,9 @@ constexpr std::size_t kAlignment = 256;
 constexpr std::size_t kSlack = 64;  // vector loads may run past a tensor's last element
 constexpr std::size_t kPage = 4096;
 
-std::size_t round_up(std::size_t n, std::size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+std::size_t round_up(std::size_t n, std::size_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
 
 }  // namespace
 
@@ -63,13 +65,16 @@ struct Arena::Pool {
 
 Arena Arena::on_host(std::size_t capacity_bytes) {
   const std::size_t capacity = round_up(std::max<std::size_t>(capacity_bytes, 1), kPage);
-  void* memory = mmap(nullptr, capacity, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* memory =
+      mmap(nullptr, capacity, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   require(memory != MAP_FAILED, "cannot reserve {} MiB of address space for scratch memory", capacity >> 20);
-  std::shared_ptr<const void> owner(memory, [capacity](const void* p) { munmap(const_cast<void*>(p), capacity); });
+  std::shared_ptr<const void> owner(memory,
+                                    [capacity](const void* p) { munmap(const_cast<void*>(p), capacity); });
   return over(memory, capacity, Device{}, std::move(owner));
 }
 
-Arena Arena::over(void* memory, std::size_t capacity_bytes, Device device, std::shared_ptr<const void> owner) {
+Arena Arena::over(void* memory, std::size_t capacity_bytes, Device device,
+                  std::shared_ptr<const void> owner) {
   auto pool = std::make_shared<Pool>();
   pool->owner = std::move(owner);
   pool->memory = static_cast<char*>(memory);
@@ -79,7 +84,9 @@ Arena Arena::over(void* memory, std::size_t capacity_bytes, Device device, std::
   return Arena(std::move(pool));
 }
 
-Arena Arena::counting(Device device) { return over(nullptr, std::size_t{1} << 62, device, nullptr); }
+Arena Arena::counting(Device device) {
+  return over(nullptr, std::size_t{1} << 62, device, nullptr);
+}
 
 Tensor Arena::alloc(DType dtype, Shape shape) {
   const std::size_t bytes = static_cast<std::size_t>(numel(shape)) * size_of(dtype);
@@ -87,20 +94,34 @@ Tensor Arena::alloc(DType dtype, Shape shape) {
   const std::size_t offset = pool_->take(padded);
   char* data = pool_->memory ? pool_->memory + offset : nullptr;
   if (pool_->poison && data && pool_->device.kind == Device::Kind::cpu) std::memset(data, 0xff, padded);
-  std::shared_ptr<const void> lease(data, [pool = pool_, offset, padded](const void*) { pool->give_back(offset, padded); });
+  std::shared_ptr<const void> lease(
+      data, [pool = pool_, offset, padded](const void*) { pool->give_back(offset, padded); });
   return Tensor::view(data, dtype, std::move(shape), std::move(lease), pool_->device);
 }
 
-std::size_t Arena::used_bytes() const { return pool_->used; }
-std::size_t Arena::peak_bytes() const { return pool_->peak; }
-std::size_t Arena::capacity_bytes() const { return pool_->capacity; }
-bool Arena::counts_only() const { return pool_->memory == nullptr; }
-Device Arena::device() const { return pool_->device; }
-void Arena::poison(bool on) { pool_->poison = on; }
+std::size_t Arena::used_bytes() const {
+  return pool_->used;
+}
+std::size_t Arena::peak_bytes() const {
+  return pool_->peak;
+}
+std::size_t Arena::capacity_bytes() const {
+  return pool_->capacity;
+}
+bool Arena::counts_only() const {
+  return pool_->memory == nullptr;
+}
+Device Arena::device() const {
+  return pool_->device;
+}
+void Arena::poison(bool on) {
+  pool_->poison = on;
+}
 
 void Arena::reset_peak() {
   const auto& blocks = pool_->free_blocks;
-  const bool ends_free = !blocks.empty() && blocks.rbegin()->first + blocks.rbegin()->second == pool_->capacity;
+  const bool ends_free =
+      !blocks.empty() && blocks.rbegin()->first + blocks.rbegin()->second == pool_->capacity;
   pool_->peak = ends_free ? blocks.rbegin()->first : pool_->capacity;
 }
 

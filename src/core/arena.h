@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arena: scratch memory for one request, one range sized once. A tensor from an arena gives its bytes back when its
-// last view goes; the next tensor may reuse them at once (work on a device is ordered by its one stream). Placement
-// depends on the sequence of requests alone, so a dry run with a counting arena tells the exact peak beforehand.
+// Arena: scratch memory for one request, one range sized once. A tensor from an arena gives its bytes back
+// when its last view goes; the next tensor may reuse them at once (work on a device is ordered by its one
+// stream). Placement depends on the sequence of requests alone, so a dry run with a counting arena tells the
+// exact peak beforehand.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +17,8 @@ class Arena {
   /// Host memory of `capacity_bytes` (address space is reserved; pages are committed when first written).
   static Arena on_host(std::size_t capacity_bytes);
   /// Memory owned by somebody else (a device allocation), held until the last tensor is gone.
-  static Arena over(void* memory, std::size_t capacity_bytes, Device device, std::shared_ptr<const void> owner);
+  static Arena over(void* memory, std::size_t capacity_bytes, Device device,
+                    std::shared_ptr<const void> owner);
   /// Counts only: tensors have a null pointer. Used to plan a request before any memory is taken.
   static Arena counting(Device device);
 
@@ -30,7 +32,8 @@ class Arena {
   std::size_t capacity_bytes() const;
   bool counts_only() const;
   Device device() const;
-  /// Fill every new host tensor with NaN bytes: tests use it to find elements that an operation left unwritten.
+  /// Fill every new host tensor with NaN bytes: tests use it to find elements that an operation left
+  /// unwritten.
   void poison(bool on);
   /// Host arenas: give free pages back to the system (between stages).
   void trim();

@@ -33,16 +33,22 @@ void convert_rows(const Tensor& from, Tensor& to) {
 template <typename From>
 void convert_from(const Tensor& from, Tensor& to) {
   switch (to.dtype()) {
-    case DType::f32: return convert_rows<From, float>(from, to);
-    case DType::bf16: return convert_rows<From, bf16>(from, to);
-    case DType::f64: return convert_rows<From, double>(from, to);
-    default: fail("cannot convert {} to {}", name_of(from.dtype()), name_of(to.dtype()));
+    case DType::f32:
+      return convert_rows<From, float>(from, to);
+    case DType::bf16:
+      return convert_rows<From, bf16>(from, to);
+    case DType::f64:
+      return convert_rows<From, double>(from, to);
+    default:
+      fail("cannot convert {} to {}", name_of(from.dtype()), name_of(to.dtype()));
   }
 }
 
 }  // namespace
 
-std::string to_string(const Shape& shape) { return fmt::format("[{}]", fmt::join(shape, ",")); }
+std::string to_string(const Shape& shape) {
+  return fmt::format("[{}]", fmt::join(shape, ","));
+}
 
 std::int64_t numel(const Shape& shape) {
   std::int64_t n = 1;
@@ -54,8 +60,8 @@ Tensor Tensor::empty(DType dtype, Shape shape) {
   const std::size_t bytes = static_cast<std::size_t>(magi::numel(shape)) * size_of(dtype);
   constexpr std::align_val_t alignment{64};
   void* memory = ::operator new(bytes + 64, alignment);  // slack: vector loads may run past the last element
-  std::shared_ptr<const void> owner(memory,
-                                    [](const void* p) { ::operator delete(const_cast<void*>(p), std::align_val_t{64}); });
+  std::shared_ptr<const void> owner(
+      memory, [](const void* p) { ::operator delete (const_cast<void*>(p), std::align_val_t{64}); });
   return view(memory, dtype, std::move(shape), std::move(owner));
 }
 
@@ -65,7 +71,8 @@ Tensor Tensor::zeros(DType dtype, Shape shape) {
   return t;
 }
 
-Tensor Tensor::view(void* data, DType dtype, Shape shape, std::shared_ptr<const void> keep_alive, Device device) {
+Tensor Tensor::view(void* data, DType dtype, Shape shape, std::shared_ptr<const void> keep_alive,
+                    Device device) {
   Tensor t;
   t.data_ = data;
   t.keep_ = std::move(keep_alive);
@@ -77,11 +84,13 @@ Tensor Tensor::view(void* data, DType dtype, Shape shape, std::shared_ptr<const 
   return t;
 }
 
-bool Tensor::contiguous() const { return shape_.empty() || shape_[0] <= 1 || pitch_ == inner_size(shape_); }
+bool Tensor::contiguous() const {
+  return shape_.empty() || shape_[0] <= 1 || pitch_ == inner_size(shape_);
+}
 
 Tensor Tensor::rows(std::int64_t first, std::int64_t count) const {
-  require(rank() >= 1 && first >= 0 && count >= 0 && first + count <= shape_[0], "rows {}+{} of a tensor {}", first,
-          count, to_string(shape_));
+  require(rank() >= 1 && first >= 0 && count >= 0 && first + count <= shape_[0], "rows {}+{} of a tensor {}",
+          first, count, to_string(shape_));
   Tensor t = *this;
   t.shape_[0] = count;
   t.data_ = static_cast<char*>(data_) + static_cast<std::size_t>(first * pitch_) * size_of(dtype_);
@@ -89,8 +98,8 @@ Tensor Tensor::rows(std::int64_t first, std::int64_t count) const {
 }
 
 Tensor Tensor::columns(std::int64_t first, std::int64_t count) const {
-  require(rank() == 2 && first >= 0 && count >= 0 && first + count <= shape_[1], "columns {}+{} of a tensor {}", first,
-          count, to_string(shape_));
+  require(rank() == 2 && first >= 0 && count >= 0 && first + count <= shape_[1],
+          "columns {}+{} of a tensor {}", first, count, to_string(shape_));
   Tensor t = *this;
   t.shape_[1] = count;
   t.data_ = static_cast<char*>(data_) + static_cast<std::size_t>(first) * size_of(dtype_);
@@ -112,11 +121,20 @@ Tensor Tensor::to(DType dtype) const {
   if (dtype == dtype_) return clone();
   Tensor result = empty(dtype, shape_);
   switch (dtype_) {
-    case DType::f32: convert_from<float>(*this, result); break;
-    case DType::bf16: convert_from<bf16>(*this, result); break;
-    case DType::f16: convert_from<f16>(*this, result); break;
-    case DType::f64: convert_from<double>(*this, result); break;
-    default: fail("cannot convert {} to {}", name_of(dtype_), name_of(dtype));
+    case DType::f32:
+      convert_from<float>(*this, result);
+      break;
+    case DType::bf16:
+      convert_from<bf16>(*this, result);
+      break;
+    case DType::f16:
+      convert_from<f16>(*this, result);
+      break;
+    case DType::f64:
+      convert_from<double>(*this, result);
+      break;
+    default:
+      fail("cannot convert {} to {}", name_of(dtype_), name_of(dtype));
   }
   return result;
 }
@@ -128,13 +146,15 @@ Tensor Tensor::clone() const {
   const std::int64_t rows = rank() ? dim(0) : 1;
   for (std::int64_t r = 0; r < rows; ++r)
     std::memcpy(static_cast<char*>(result.raw()) + r * row_bytes,
-                static_cast<const char*>(data_) + static_cast<std::size_t>(r * pitch_) * size_of(dtype_), row_bytes);
+                static_cast<const char*>(data_) + static_cast<std::size_t>(r * pitch_) * size_of(dtype_),
+                row_bytes);
   return result;
 }
 
 void Tensor::check_dtype(DType wanted) const {
   require(defined_, "use of an undefined tensor");
-  require(wanted == dtype_, "tensor {} is {}, used as {}", to_string(shape_), name_of(dtype_), name_of(wanted));
+  require(wanted == dtype_, "tensor {} is {}, used as {}", to_string(shape_), name_of(dtype_),
+          name_of(wanted));
 }
 
 }  // namespace magi

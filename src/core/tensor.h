@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensor: a typed, shaped view of memory that may keep its storage alive. Row-major. Contiguous, except that the
-// first axis may have a longer pitch (columns of a matrix, q/k/v inside one projection).
+// Tensor: a typed, shaped view of memory that may keep its storage alive. Row-major. Contiguous, except that
+// the first axis may have a longer pitch (columns of a matrix, q/k/v inside one projection).
 #pragma once
 
 #include <cstdint>
@@ -43,8 +43,8 @@ class Tensor {
   template <typename T>
   static Tensor of(std::span<const T> values, Shape shape) {
     Tensor t = empty(dtype_of<T>(), std::move(shape));
-    require(t.numel() == static_cast<std::int64_t>(values.size()), "tensor of {} values given shape {}", values.size(),
-            to_string(t.shape()));
+    require(t.numel() == static_cast<std::int64_t>(values.size()), "tensor of {} values given shape {}",
+            values.size(), to_string(t.shape()));
     std::copy(values.begin(), values.end(), t.data<T>());
     return t;
   }

@@ -15,12 +15,13 @@ AdapterWeights load_adapters(const WeightLoader& root, const LatentChannels& cha
   w.audio_norm = post.norm("final_norm_audio", 1, width);
   w.video_out = post.linear_f32("final_linear_video", channels.video, width, false);
   w.audio_out = post.linear_f32("final_linear_audio", channels.audio, width, false);
-  w.rotary_bands = pre.has("rope.bands") ? pre.host("rope.bands", {rotary_band_count}) : rotary_bands(rotary_band_count);
+  w.rotary_bands =
+      pre.has("rope.bands") ? pre.host("rope.bands", {rotary_band_count}) : rotary_bands(rotary_band_count);
   return w;
 }
 
-AttentionWeights load_attention(const WeightLoader& layer, int groups, std::int64_t hidden, const AttentionShape& shape,
-                                std::int64_t sinks, bool gated) {
+AttentionWeights load_attention(const WeightLoader& layer, int groups, std::int64_t hidden,
+                                const AttentionShape& shape, std::int64_t sinks, bool gated) {
   const WeightLoader in = layer.in("attention");
   AttentionWeights w;
   w.norm = in.norm("pre_norm", groups, hidden);
@@ -33,9 +34,11 @@ AttentionWeights load_attention(const WeightLoader& layer, int groups, std::int6
   return w;
 }
 
-DenseMlpWeights load_dense_mlp(const WeightLoader& layer, int groups, std::int64_t hidden, std::int64_t intermediate) {
+DenseMlpWeights load_dense_mlp(const WeightLoader& layer, int groups, std::int64_t hidden,
+                               std::int64_t intermediate) {
   const WeightLoader in = layer.in("mlp");
-  return {in.linear("up_gate_proj", groups, 2 * intermediate, hidden), in.linear("down_proj", groups, hidden, intermediate)};
+  return {in.linear("up_gate_proj", groups, 2 * intermediate, hidden),
+          in.linear("down_proj", groups, hidden, intermediate)};
 }
 
 SequenceOnDevice upload_sequence(Ops& ops, const PackedSequence& sequence, const Tensor& rotary_bands) {
@@ -51,8 +54,8 @@ SequenceOnDevice upload_sequence(Ops& ops, const PackedSequence& sequence, const
   return inputs;
 }
 
-Tensor embed_tokens(Ops& ops, const AdapterWeights& w, const PackedSequence& sequence, const SequenceOnDevice& inputs,
-                    const Tensor& video, const Tensor& audio, DType dtype) {
+Tensor embed_tokens(Ops& ops, const AdapterWeights& w, const PackedSequence& sequence,
+                    const SequenceOnDevice& inputs, const Tensor& video, const Tensor& audio, DType dtype) {
   Tensor hidden = ops.arena().alloc(dtype, {sequence.rows(), w.video_in.out});
   std::int64_t row = 0;
   const auto append = [&](const Tensor& x, const LinearWeight& weight) {
@@ -81,7 +84,7 @@ std::vector<Velocity> project_velocity(Ops& ops, const AdapterWeights& w, const 
   for (std::size_t first : sequence.first_segments) {
     const Tensor video = project(sequence.segments[first], w.video_norm, w.video_out);
     const Tensor audio = project(sequence.segments[first + 1], w.audio_norm, w.audio_out);
-    velocities.push_back({latent_from_cells(video, sequence.grid), audio});
+    velocities.push_back({latent_from_cells(video, sequence.grid, sequence.video_order), audio});
   }
   return velocities;
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the preview and the refiner share: adapters between latents and hidden states, attention, the dense MLP.
+// What the preview and the refiner share: adapters between latents and hidden states, attention, the dense
+// MLP.
 #pragma once
 
 #include <functional>
@@ -52,14 +53,15 @@ using Probe = std::function<void(std::string_view name, const Tensor& value)>;
 /// `width`: hidden size times residual streams.
 AdapterWeights load_adapters(const WeightLoader& root, const LatentChannels& channels, std::int64_t width,
                              std::int64_t rotary_bands);
-AttentionWeights load_attention(const WeightLoader& layer, int groups, std::int64_t hidden, const AttentionShape& shape,
-                                std::int64_t sinks, bool gated);
-DenseMlpWeights load_dense_mlp(const WeightLoader& layer, int groups, std::int64_t hidden, std::int64_t intermediate);
+AttentionWeights load_attention(const WeightLoader& layer, int groups, std::int64_t hidden,
+                                const AttentionShape& shape, std::int64_t sinks, bool gated);
+DenseMlpWeights load_dense_mlp(const WeightLoader& layer, int groups, std::int64_t hidden,
+                               std::int64_t intermediate);
 
 /// The inputs of a denoising problem that stay the same over its steps, where the backend computes.
 struct SequenceOnDevice {
   struct Branch {
-    Tensor text;                                   ///< [L, C]
+    Tensor text;                                    ///< [L, C]
     std::vector<std::pair<Tensor, Tensor>> images;  ///< figure token [1, C], cells [h·w, C]
   };
   std::vector<Branch> branches;
@@ -67,15 +69,17 @@ struct SequenceOnDevice {
 };
 SequenceOnDevice upload_sequence(Ops& ops, const PackedSequence& sequence, const Tensor& rotary_bands);
 
-/// Video cells [T·H·W, C] and audio [A, C'] shared by all branches, with the constant inputs → hidden states [N, width].
-Tensor embed_tokens(Ops& ops, const AdapterWeights& w, const PackedSequence& sequence, const SequenceOnDevice& inputs,
-                    const Tensor& video, const Tensor& audio, DType dtype);
+/// Video cells [T·H·W, C] and audio [A, C'] shared by all branches, with the constant inputs → hidden states
+/// [N, width].
+Tensor embed_tokens(Ops& ops, const AdapterWeights& w, const PackedSequence& sequence,
+                    const SequenceOnDevice& inputs, const Tensor& video, const Tensor& audio, DType dtype);
 
 /// Hidden states [N, width] → each branch's velocity, read back to the host.
 std::vector<Velocity> project_velocity(Ops& ops, const AdapterWeights& w, const PackedSequence& sequence,
                                        const Tensor& hidden);
 
-/// n [N, D] → gated attention's output before the projection's residual: qkv, q/k norm, rotary, `attend`, projection.
+/// n [N, D] → gated attention's output before the projection's residual: qkv, q/k norm, rotary, `attend`,
+/// projection.
 Tensor attention_branch(Ops& ops, const AttentionWeights& w, const AttentionShape& shape, const Tensor& n,
                         const Tensor& rope, const Segments& segments,
                         const std::function<Tensor(const Tensor& qkv, const AttentionOptions&)>& attend);

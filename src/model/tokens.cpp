@@ -7,6 +7,10 @@
 namespace magi {
 namespace {
 
+std::int64_t cell_at(const std::vector<std::int32_t>& order, std::int64_t row) {
+  return order.empty() ? row : order[static_cast<std::size_t>(row)];
+}
+
 /// Writes coordinate rows one after another.
 class CoordinateWriter {
  public:
@@ -17,24 +21,29 @@ class CoordinateWriter {
       for (float v : part) *out_++ = v;
   }
 
-  void add_grid(LatentGrid grid, float first_t) {
-    const std::array<float, 3> size{static_cast<float>(grid.t), static_cast<float>(grid.h), static_cast<float>(grid.w)};
-    for (std::int64_t t = 0; t < grid.t; ++t)
-      for (std::int64_t h = 0; h < grid.h; ++h)
-        for (std::int64_t w = 0; w < grid.w; ++w)
-          add({first_t + static_cast<float>(t), static_cast<float>(h), static_cast<float>(w)}, size, size);
+  void add_grid(LatentGrid grid, std::int64_t first_t, const std::vector<std::int32_t>& order = {}) {
+    const std::array<float, 3> size{static_cast<float>(grid.t), static_cast<float>(grid.h),
+                                    static_cast<float>(grid.w)};
+    for (std::int64_t i = 0; i < grid.cells(); ++i) {
+      const std::int64_t cell = cell_at(order, i);
+      const std::int64_t t = cell / (grid.h * grid.w), h = cell / grid.w % grid.h, w = cell % grid.w;
+      add({static_cast<float>(first_t + t), static_cast<float>(h), static_cast<float>(w)}, size, size);
+    }
   }
 
  private:
   float* out_;
 };
 
-void write_coordinates(CoordinateWriter& out, LatentGrid grid, std::int64_t audio_rows, const Conditioning& branch) {
-  out.add_grid(grid, 0);
+void write_coordinates(CoordinateWriter& out, const PackedSequence& sequence, const Conditioning& branch) {
+  const LatentGrid grid = sequence.grid;
+  const std::int64_t audio_rows = sequence.audio_rows;
+  out.add_grid(grid, 0, sequence.video_order);
   // Audio runs at 25 latents a second, video at 25/8: eight audio rows span one video latent.
   const std::array<float, 3> audio_size{static_cast<float>(audio_rows), 1, 1};
   const std::array<float, 3> audio_reference{static_cast<float>((audio_rows - 1) / 8 + 1), 1, 1};
-  for (std::int64_t i = 0; i < audio_rows; ++i) out.add({static_cast<float>(i), 0, 0}, audio_size, audio_reference);
+  for (std::int64_t i = 0; i < audio_rows; ++i)
+    out.add({static_cast<float>(i), 0, 0}, audio_size, audio_reference);
   const std::int64_t length = branch.text.dim(0);
   for (std::int64_t i = 0; i < length; ++i)
     out.add({static_cast<float>(i - length), 0, 0}, {static_cast<float>(length), 1, 1}, {1, 1, 1});
@@ -43,18 +52,21 @@ void write_coordinates(CoordinateWriter& out, LatentGrid grid, std::int64_t audi
     const LatentGrid image{1, latent.dim(-2), latent.dim(-1)};
     const std::array<float, 3> size{1, static_cast<float>(image.h), static_cast<float>(image.w)};
     // Images sit past the clip on the time axis, with a gap, one step apart.
-    const auto t = static_cast<float>(grid.t + 2 + static_cast<std::int64_t>(k));
-    out.add({t, -1, -1}, size, size);
+    const std::int64_t t = grid.t + 2 + static_cast<std::int64_t>(k);
+    out.add({static_cast<float>(t), -1, -1}, size, size);
     out.add_grid(image, t);
   }
 }
 
 }  // namespace
 
-PackedSequence pack(LatentGrid grid, std::int64_t audio_rows, std::vector<Conditioning> branches) {
+PackedSequence pack(LatentGrid grid, std::int64_t audio_rows, std::vector<Conditioning> branches,
+                    std::vector<std::int32_t> video_order) {
   require(grid.t > 0 && grid.h > 0 && grid.w > 0 && audio_rows >= 0 && !branches.empty(),
           "cannot pack a latent grid of {}x{}x{} with {} audio rows", grid.t, grid.h, grid.w, audio_rows);
-  PackedSequence sequence{grid, audio_rows, std::move(branches), {}, {}, {}};
+  require(video_order.empty() || static_cast<std::int64_t>(video_order.size()) == grid.cells(),
+          "a video order of {} cells for a grid of {}", video_order.size(), grid.cells());
+  PackedSequence sequence{grid, audio_rows, std::move(branches), {}, {}, {}, std::move(video_order)};
   std::int64_t row = 0;
   for (std::size_t b = 0; b < sequence.branches.size(); ++b) {
     const auto add = [&](Modality modality, std::int64_t rows, bool noised) {
@@ -72,7 +84,7 @@ PackedSequence pack(LatentGrid grid, std::int64_t audio_rows, std::vector<Condit
   }
   sequence.coordinates = Tensor::empty(DType::f32, {row, 9});
   CoordinateWriter out(sequence.coordinates);
-  for (const Conditioning& branch : sequence.branches) write_coordinates(out, grid, audio_rows, branch);
+  for (const Conditioning& branch : sequence.branches) write_coordinates(out, sequence, branch);
   return sequence;
 }
 
@@ -102,7 +114,8 @@ Tensor rotary_table(const Tensor& coordinates, const Tensor& bands) {
 Tensor rotary_bands(std::int64_t count) {
   Tensor bands = Tensor::empty(DType::f32, {count});
   for (std::int64_t k = 0; k < count; ++k)
-    bands.data<float>()[k] = static_cast<float>(std::pow(10000.0, -static_cast<double>(k) / static_cast<double>(count)));
+    bands.data<float>()[k] =
+        static_cast<float>(std::pow(10000.0, -static_cast<double>(k) / static_cast<double>(count)));
   return bands;
 }
 
@@ -118,7 +131,7 @@ std::vector<float> time_features(float tau, std::int64_t channels) {
   return features;
 }
 
-Tensor cells_from_latent(const Tensor& latent) {
+Tensor cells_from_latent(const Tensor& latent, const std::vector<std::int32_t>& order) {
   require(latent.rank() >= 4, "a latent has the axes [C,T,H,W], not {}", to_string(latent.shape()));
   const std::int64_t channels = latent.dim(-4);
   const std::int64_t cells = latent.dim(-3) * latent.dim(-2) * latent.dim(-1);
@@ -126,18 +139,20 @@ Tensor cells_from_latent(const Tensor& latent) {
   const float* in = latent.data<float>();
   float* out = rows.data<float>();
   for (std::int64_t c = 0; c < channels; ++c)
-    for (std::int64_t i = 0; i < cells; ++i) out[i * channels + c] = in[c * cells + i];
+    for (std::int64_t i = 0; i < cells; ++i) out[i * channels + c] = in[c * cells + cell_at(order, i)];
   return rows;
 }
 
-Tensor latent_from_cells(const Tensor& cells, LatentGrid grid) {
-  require(cells.dim(0) == grid.cells(), "{} cells do not fill a grid of {}x{}x{}", cells.dim(0), grid.t, grid.h, grid.w);
+Tensor latent_from_cells(const Tensor& cells, LatentGrid grid, const std::vector<std::int32_t>& order) {
+  require(cells.dim(0) == grid.cells(), "{} cells do not fill a grid of {}x{}x{}", cells.dim(0), grid.t,
+          grid.h, grid.w);
   const std::int64_t channels = cells.dim(1);
   Tensor latent = Tensor::empty(DType::f32, {channels, grid.t, grid.h, grid.w});
   const float* in = cells.data<float>();
   float* out = latent.data<float>();
   for (std::int64_t i = 0; i < grid.cells(); ++i)
-    for (std::int64_t c = 0; c < channels; ++c) out[c * grid.cells() + i] = in[i * cells.pitch() + c];
+    for (std::int64_t c = 0; c < channels; ++c)
+      out[c * grid.cells() + cell_at(order, i)] = in[i * cells.pitch() + c];
   return latent;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads a model's tensors by name and hands them to the backend in its own layout. Names are relative to a prefix, so a
-// layer's loader reads like the layer.
+// Reads a model's tensors by name and hands them to the backend in its own layout. Names are relative to a
+// prefix, so a layer's loader reads like the layer.
 #pragma once
 
 #include <string>
@@ -28,7 +28,9 @@ class WeightLoader {
   /// As stored, on the host.
   Tensor stored(std::string_view tensor, const Shape& shape) const { return store_.get(name(tensor), shape); }
   /// f32 where the backend computes.
-  Tensor tensor(std::string_view tensor, const Shape& shape) const { return ops_.upload(host(tensor, shape)); }
+  Tensor tensor(std::string_view tensor, const Shape& shape) const {
+    return ops_.upload(host(tensor, shape));
+  }
 
   /// `layer`.weight [groups·out, in].
   LinearWeight linear(std::string_view layer, int groups, std::int64_t out, std::int64_t in) const {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a model's layers come from: resident memory, streamed from the host, or read from disk. The model cannot tell.
+// Where a model's layers come from: resident memory, streamed from the host, or read from disk. The model
+// cannot tell.
 #pragma once
 
 #include <memory>

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/preview.h"
+
+#include <algorithm>
+
+namespace magi {
+
+std::vector<Velocity> Preview::forward(Ops& ops, const PackedSequence& sequence,
+                                       const SequenceOnDevice& inputs, const Tensor& video,
+                                       const Tensor& audio, const Tensor& times, DType dtype,
+                                       const Probe& probe) const {
+  const Segments& segments = sequence.segments;
+  const Tensor hidden = embed_tokens(ops, adapters_, sequence, inputs, video, audio, dtype);
+  ops.set_time_features(hidden, times, segments);
+  if (probe) probe("embed", hidden);
+
+  const Tensor streams = hidden.reshape({sequence.rows(), config_.streams, config_.hidden});
+  MhcCoefficients mix;
+  Tensor branch;  // the last branch's output: the next site adds it to the streams
+  for (int i = 0; i < layers_->count(); ++i) {
+    const Lease<PreviewLayer> layer = layers_->layer(i);
+    Tensor n = ops.mhc_site(streams, branch, mix, layer->attention_site, layer->attention.norm, segments);
+    branch = attention(ops, *layer, n, inputs, segments);
+    n = ops.mhc_site(streams, branch, mix, layer->mlp_site, layer->mlp_norm, segments);
+    branch = mlp(ops, *layer, n, segments, probe);
+    if (probe) {
+      ops.mhc_finish(streams, branch, mix);
+      branch = {};
+      probe("layer_" + std::to_string(i) + "_out", hidden);
+    }
+  }
+  if (branch.defined()) ops.mhc_finish(streams, branch, mix);
+  return project_velocity(ops, adapters_, sequence, hidden);
+}
+
+Tensor Preview::attention(Ops& ops, const PreviewLayer& layer, const Tensor& n,
+                          const SequenceOnDevice& inputs, const Segments& segments) const {
+  const std::vector<RowRange> samples = sample_ranges(segments);
+  return attention_branch(ops, layer.attention, config_.attention, n, inputs.rope, segments,
+                          [&](const Tensor& qkv, const AttentionOptions& options) {
+                            return ops.attention(qkv, samples, options);
+                          });
+}
+
+Tensor Preview::mlp(Ops& ops, const PreviewLayer& layer, const Tensor& n, const Segments& segments,
+                    const Probe& probe) const {
+  if (layer.dense) return dense_mlp(ops, *layer.dense, n, segments);
+  const MoeWeights& w = *layer.moe;
+  const DType dtype = n.dtype();
+
+  Tensor y;
+  {
+    const Tensor z = ops.linear(n, w.split);
+    const Routing routing =
+        ops.route(z, w.router_gate, w.router_bias, config_.moe_heads, config_.top_k, config_.route_scale);
+    if (probe) probe("routing_index", routing.index), probe("routing_weight", routing.weight);
+    y = ops.linear(ops.experts(z, routing, w.experts), w.merge);
+  }
+  Tensor shared = ops.linear(ops.linear(n, w.shared_up, Epilogue::swiglu7), w.shared_down);
+  const Tensor inner = ops.linear(n, w.modality_up, segments, dtype, Epilogue::swiglu7);
+  ops.add(shared, ops.linear(inner, w.modality_down, segments, dtype));
+  ops.add(y, shared);
+  return y;
+}
+
+PreviewRun::PreviewRun(Ops& ops, const Preview& model, PackedSequence sequence, DType dtype)
+    : ops_(ops), model_(model), sequence_(std::move(sequence)), dtype_(dtype) {
+  inputs_ = upload_sequence(ops, sequence_, model.adapters().rotary_bands);
+}
+
+std::vector<Velocity> PreviewRun::velocity(const Tensor& latent, const Tensor& audio, double timestep,
+                                           const Probe& probe) {
+  const std::int64_t channels = model_.config().time_channels;
+  std::vector<float> times = time_features(0.0f, channels);
+  const std::vector<float> noised = time_features(static_cast<float>(timestep) / 1000.0f, channels);
+  times.insert(times.end(), noised.begin(), noised.end());
+  const Tensor features = ops_.upload(Tensor::of<float>(times, {2, channels}));
+  const Tensor video_rows = ops_.upload(cells_from_latent(latent, sequence_.video_order));
+  const Tensor audio_rows = ops_.upload(audio.reshape({audio.dim(-2), audio.dim(-1)}));
+  return model_.forward(ops_, sequence_, inputs_, video_rows, audio_rows, features, dtype_, probe);
+}
+
+}  // namespace magi

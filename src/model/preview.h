@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// The preview DiT: 114B parameters, mixture of experts, hyper-connected residual streams (spec: model.md
+// section 4).
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "model/dit.h"
+#include "model/weight_source.h"
+
+namespace magi {
+
+class ConfigNode;
+
+/// Sizes; the defaults are the release's.
+struct PreviewConfig {
+  std::int64_t layers = 40, hidden = 3072, streams = 4;
+  AttentionShape attention{24, 24, 128};
+  LatentChannels channels;
+  std::int64_t intermediate = 8192;  ///< dense layers
+  std::int64_t sinks = 1;
+  bool gated_attention = true;
+  std::vector<std::int64_t> per_modality_layers{0, 1, 38, 39};
+  std::vector<std::int64_t> moe_layers;  ///< 2 … 37
+  std::int64_t moe_heads = 12, experts = 256, top_k = 6, moe_width = 3072, expert_hidden = 1280;
+  std::int64_t shared_hidden = 1280, modality_hidden = 1280;
+  float route_scale = 4.9f;
+  std::int64_t time_channels = 64;
+
+  /// From `arch_config` and `evaluation_config.data_proxy_config` of an official config.
+  static PreviewConfig from(const ConfigNode& root);
+  bool per_modality(std::int64_t layer) const;
+  bool has_experts(std::int64_t layer) const;
+};
+
+struct MoeWeights {
+  LinearWeight split, merge;
+  Tensor router_gate, router_bias;  ///< [heads·experts, d_head], [heads·experts] f32
+  ExpertWeight experts;
+  LinearWeight shared_up, shared_down, modality_up, modality_down;
+};
+
+struct PreviewLayer {
+  MhcWeight attention_site, mlp_site;
+  AttentionWeights attention;
+  NormWeight mlp_norm;
+  std::optional<DenseMlpWeights> dense;
+  std::optional<MoeWeights> moe;
+};
+
+PreviewLayer load_preview_layer(const WeightLoader& root, const PreviewConfig& config, std::int64_t layer);
+
+class Preview {
+ public:
+  Preview(PreviewConfig config, AdapterWeights adapters, std::unique_ptr<WeightSource<PreviewLayer>> layers)
+      : config_(std::move(config)), adapters_(std::move(adapters)), layers_(std::move(layers)) {}
+
+  const PreviewConfig& config() const { return config_; }
+  const AdapterWeights& adapters() const { return adapters_; }
+
+  /// Video cells [T·H·W, C], audio [A, C'], time features [2, time_channels] (clean, noised) → each branch's
+  /// velocity.
+  std::vector<Velocity> forward(Ops& ops, const PackedSequence& sequence, const SequenceOnDevice& inputs,
+                                const Tensor& video, const Tensor& audio, const Tensor& times, DType dtype,
+                                const Probe& probe = {}) const;
+
+ private:
+  Tensor attention(Ops& ops, const PreviewLayer& layer, const Tensor& n, const SequenceOnDevice& inputs,
+                   const Segments& segments) const;
+  Tensor mlp(Ops& ops, const PreviewLayer& layer, const Tensor& n, const Segments& segments,
+             const Probe& probe) const;
+
+  PreviewConfig config_;
+  AdapterWeights adapters_;
+  std::unique_ptr<WeightSource<PreviewLayer>> layers_;
+};
+
+/// The whole model with every layer resident.
+std::unique_ptr<Preview> load_preview(Ops& ops, const TensorStore& store, const PreviewConfig& config,
+                                      DType dtype,
+                                      const std::function<void(std::int64_t layer)>& on_layer = {});
+
+/// One denoising problem on one backend: what stays the same over the steps is computed once.
+class PreviewRun {
+ public:
+  PreviewRun(Ops& ops, const Preview& model, PackedSequence sequence, DType dtype);
+
+  /// latent [C,T,H,W] (or [1,C,T,H,W]), audio [A,C'] (or [1,A,C']), host f32; timestep 0…1000 → one velocity
+  /// a branch.
+  std::vector<Velocity> velocity(const Tensor& latent, const Tensor& audio, double timestep,
+                                 const Probe& probe = {});
+
+  const PackedSequence& sequence() const { return sequence_; }
+
+ private:
+  Ops& ops_;
+  const Preview& model_;
+  PackedSequence sequence_;
+  DType dtype_;
+  SequenceOnDevice inputs_;
+};
+
+}  // namespace magi

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// The preview's configuration and weights: names as in the released checkpoint.
+#include <algorithm>
+#include <string>
+
+#include "io/config.h"
+#include "model/preview.h"
+
+namespace magi {
+namespace {
+
+bool contains(const std::vector<std::int64_t>& list, std::int64_t value) {
+  return std::find(list.begin(), list.end(), value) != list.end();
+}
+
+/// One site: alphas, biases and phi are stored apart.
+MhcWeight load_mhc_site(const WeightLoader& layer, const PreviewConfig& config, int groups,
+                        const std::string& site) {
+  const std::int64_t s = config.streams, width = s * config.hidden;
+  MhcWeight w;
+  w.norm = layer.norm("mhc_norm", groups, width);
+  w.phi = layer.tensor("mhc_phi_fused_" + site, {width, 2 * s + s * s});
+  std::vector<float> alpha, bias;
+  for (const auto& [part, shape] :
+       {std::pair<std::string, Shape>{"pre", {s}}, {"post", {s}}, {"res", {s, s}}}) {
+    alpha.push_back(layer.host("mhc_alpha_" + part + "_" + site, {1}).values<float>()[0]);
+    const Tensor b = layer.host("mhc_bias_" + part + "_" + site, shape);
+    bias.insert(bias.end(), b.values<float>().begin(), b.values<float>().end());
+  }
+  w.alpha = layer.ops().upload(Tensor::of<float>(alpha, {3}));
+  w.bias = layer.ops().upload(Tensor::of<float>(bias, {2 * s + s * s}));
+  return w;
+}
+
+MoeWeights load_moe(const WeightLoader& mlp, const PreviewConfig& config) {
+  const std::int64_t rows = config.moe_heads * config.experts;
+  const std::int64_t d = config.moe_width / config.moe_heads;
+  const WeightLoader moe = mlp.in("moe_mlp");
+  MoeWeights w;
+  w.split = mlp.linear("split_linear", 1, config.moe_width, config.hidden);
+  w.merge = mlp.linear("merge_linear", 1, config.hidden, config.moe_width);
+  w.router_gate = moe.tensor("gate", {rows, d});
+  w.router_bias = moe.tensor("router.expert_bias_ema", {rows});
+  w.experts = mlp.ops().pack_experts(moe.stored("W_gate", {rows, d, config.expert_hidden}),
+                                     moe.stored("W_up", {rows, d, config.expert_hidden}),
+                                     moe.stored("W_down", {rows, config.expert_hidden, d}), config.moe_heads,
+                                     mlp.dtype());
+  w.shared_up = mlp.linear("shared_expert_fc1", 1, 2 * config.shared_hidden, config.hidden);
+  w.shared_down = mlp.linear("shared_expert_fc2", 1, config.hidden, config.shared_hidden);
+  w.modality_up = mlp.linear("modality_specific_shared_expert_fc1", kModalities, 2 * config.modality_hidden,
+                             config.hidden);
+  w.modality_down =
+      mlp.linear("modality_specific_shared_expert_fc2", kModalities, config.hidden, config.modality_hidden);
+  return w;
+}
+
+}  // namespace
+
+bool PreviewConfig::per_modality(std::int64_t layer) const {
+  return contains(per_modality_layers, layer);
+}
+bool PreviewConfig::has_experts(std::int64_t layer) const {
+  return contains(moe_layers, layer);
+}
+
+PreviewConfig PreviewConfig::from(const ConfigNode& root) {
+  constexpr std::int64_t kMany = 1 << 20;
+  PreviewConfig c;
+  for (std::int64_t layer = 2; layer < 38; ++layer) c.moe_layers.push_back(layer);
+  const ConfigNode arch = root.node("arch_config");
+  c.layers = arch.integer("num_layers", c.layers, 1, 4096);
+  c.hidden = arch.integer("hidden_size", c.hidden, 1, kMany);
+  c.attention.head_dim = arch.integer("head_dim", c.attention.head_dim, 8, 4096);
+  require(c.hidden % c.attention.head_dim == 0 && c.attention.head_dim % 8 == 0,
+          "{}: hidden_size {} must be a multiple of head_dim {}, and that of 8", arch.where("head_dim"),
+          c.hidden, c.attention.head_dim);
+  c.attention.heads = c.hidden / c.attention.head_dim;
+  c.attention.kv_heads = arch.integer("num_query_groups", c.attention.heads, 1, kMany);
+  require(c.attention.heads % c.attention.kv_heads == 0, "{}: {} heads do not divide into {} query groups",
+          arch.where("num_query_groups"), c.attention.heads, c.attention.kv_heads);
+  c.channels.video = arch.integer("video_in_channels", c.channels.video, 1, kMany);
+  c.channels.audio = arch.integer("audio_in_channels", c.channels.audio, 1, kMany);
+  c.channels.text = arch.integer("text_in_channels", c.channels.text, 1, kMany);
+  const double factor = arch.number("intermediate_factor", 4, 0.01, 1024);
+  c.intermediate = static_cast<std::int64_t>(static_cast<double>(c.hidden) * factor * 2 / 3) / 128 * 128;
+  c.per_modality_layers = arch.integers("mm_layers", c.per_modality_layers);
+  require(arch.text("activation_type", "swiglu7") == "swiglu7", "{}: only swiglu7 is supported",
+          arch.where("activation_type"));
+  c.gated_attention = arch.node("attn_gating").boolean("enable", true);
+  const ConfigNode sinks = arch.node("attn_sinks");
+  c.sinks = sinks.boolean("enable", true) ? sinks.integer("sink_token_num", 1, 1, 4096) : 0;
+  c.streams = arch.node("mhc_config").integer("num_stream", c.streams, 1, 64);
+  const ConfigNode moe = arch.node("moe_config");
+  c.moe_layers = moe.integers("moe_layers", c.moe_layers);
+  c.moe_heads = moe.integer("num_heads", c.moe_heads, 1, kMany);
+  c.experts = moe.integer("num_experts", c.experts, 1, 1024);
+  c.top_k = moe.integer("top_k", c.top_k, 1, std::min<std::int64_t>(c.experts, 64));
+  c.expert_hidden = moe.integer("expert_intermediate_size", c.expert_hidden, 1, kMany);
+  c.shared_hidden = moe.integer("shared_expert_intermediate_size", c.shared_hidden, 1, kMany);
+  c.modality_hidden = moe.integer("modality_specific_expert_intermediate_size", c.modality_hidden, 1, kMany);
+  c.route_scale = static_cast<float>(moe.number("route_scale", c.route_scale, 0, 1e6));
+  c.moe_width = moe.integer("split_merge_intermediate_size", c.hidden, 1, kMany);
+  require(c.moe_width % c.moe_heads == 0, "{}: a width of {} does not divide into {} heads",
+          moe.where("num_heads"), c.moe_width, c.moe_heads);
+  require(moe.text("score_func", "sigmoid") == "sigmoid" && moe.boolean("route_norm", true),
+          "{}: only normalised sigmoid scores are supported", moe.where("score_func"));
+  c.time_channels = root.node("evaluation_config")
+                        .node("data_proxy_config")
+                        .integer("time_channel_dim", c.time_channels, 2, c.streams * c.hidden);
+  return c;
+}
+
+PreviewLayer load_preview_layer(const WeightLoader& root, const PreviewConfig& config, std::int64_t index) {
+  const int groups = config.per_modality(index) ? kModalities : 1;
+  const WeightLoader in = root.in("block.layers." + std::to_string(index));
+  PreviewLayer layer;
+  layer.attention_site = load_mhc_site(in, config, groups, "attn");
+  layer.mlp_site = load_mhc_site(in, config, groups, "mlp");
+  layer.attention =
+      load_attention(in, groups, config.hidden, config.attention, config.sinks, config.gated_attention);
+  if (config.has_experts(index)) {
+    layer.mlp_norm = in.norm("mlp.pre_norm", kModalities, config.hidden);
+    layer.moe = load_moe(in.in("mlp"), config);
+  } else {
+    layer.mlp_norm = in.norm("mlp.pre_norm", groups, config.hidden);
+    layer.dense = load_dense_mlp(in, groups, config.hidden, config.intermediate);
+  }
+  return layer;
+}
+
+std::unique_ptr<Preview> load_preview(Ops& ops, const TensorStore& store, const PreviewConfig& config,
+                                      DType dtype, const std::function<void(std::int64_t)>& on_layer) {
+  const WeightLoader root(ops, store, dtype);
+  AdapterWeights adapters =
+      load_adapters(root, config.channels, config.streams * config.hidden, config.attention.head_dim / 8);
+  auto layers = std::make_unique<ResidentWeights<PreviewLayer>>();
+  for (std::int64_t i = 0; i < config.layers; ++i) {
+    if (on_layer) on_layer(i);
+    layers->add(load_preview_layer(root, config, i));
+  }
+  return std::make_unique<Preview>(config, std::move(adapters), std::move(layers));
+}
+
+}  // namespace magi

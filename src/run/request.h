@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// One Request, parsed and validated in one place, for the command line, batch files and HTTP alike.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sample/guidance.h"
+
+namespace magi {
+
+class ConfigNode;
+
+/// A checkpoint root's own defaults: its config's `generation` section and guidance scales, else the
+/// release's.
+struct GenerationDefaults {
+  std::int64_t width = 896, height = 512;
+  double seconds = 10;
+  std::int64_t steps = 100;
+  double shift = 7;
+  std::int64_t refiner_steps = 5;
+  double refiner_shift = 5;
+  std::int64_t refiner_noise = 220;
+  double fps = 12.5;
+  GuidanceOptions guidance, refiner_guidance;
+
+  static GenerationDefaults from(const ConfigNode& root);
+};
+
+struct Size {
+  std::int64_t width = 0, height = 0;
+  bool operator==(const Size&) const = default;
+};
+
+/// What to make. Field names below are the JSON keys; sizes are in pixels.
+struct Request {
+  std::string prompt;
+  std::optional<std::string> negative_prompt;  ///< absent: the official one
+  std::vector<std::string> images;             ///< `image`: paths of reference images
+  std::int64_t width = 0, height = 0;          ///< of the preview, multiples of 16
+  double seconds = 0;
+  std::int64_t steps = 0;
+  std::uint64_t seed = 42;
+  bool audio = true;
+  GuidanceOptions guidance;    ///< `cfg_video`, `cfg_audio` and the config's options
+  std::optional<Size> refine;  ///< `refine`: "WxH", multiples of 16
+  std::int64_t refiner_steps = 0;
+  std::optional<Size> output_size;  ///< `output_width`, `output_height`: finished frames are resized
+
+  /// Reads a JSON object. Unknown keys, wrong types and impossible values throw Error naming `where` and the
+  /// key.
+  static Request from_json(const nlohmann::json& object, const GenerationDefaults& defaults,
+                           const std::string& where);
+  /// What determines the pixels, for the file's metadata: no paths, threads or weight formats.
+  nlohmann::json to_metadata() const;
+
+  std::int64_t latent_frames() const;  ///< T = (round(25·s) − 1)/8 + 1
+  std::int64_t audio_latents() const;  ///< A = round(25·s)
+};
+
+}  // namespace magi
