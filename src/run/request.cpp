@@ -83,7 +83,7 @@ GenerationDefaults GenerationDefaults::from(const ConfigNode& root) {
   d.refiner_shift = e.number("magi2_refiner_shift", d.refiner_shift, 1e-6, 1e6);
   d.refiner_noise = e.integer("magi2_refiner_noise_value", d.refiner_noise, 0, 999);
   d.guidance = preview_guidance(e);
-  d.refiner_guidance = refiner_guidance(e);
+  d.refiner_guidance = magi::refiner_guidance(e);
   return d;
 }
 
