@@ -6,6 +6,7 @@
 
 #include "io/json_file.h"
 #include "io/safetensors.h"
+#include "io/torch_pickle.h"
 
 namespace magi {
 namespace {
@@ -92,6 +93,7 @@ std::shared_ptr<TensorStore> open_checkpoint(const fs::path& path) {
   if (fs::is_directory(status)) return open_directory(path);
   const std::string ending = path.extension().string();
   if (ending == ".safetensors") return open_safetensors(path);
+  if (ending == ".pth" || ending == ".pt" || ending == ".ckpt") return open_torch(path);
   fail("{}: a checkpoint is a directory, .safetensors, .pth, .pt or .ckpt", path.string());
 }
 

@@ -15,9 +15,10 @@ static_assert(std::endian::native == std::endian::little, "checkpoints are littl
 
 class SafetensorsStore final : public TensorStore {
  public:
-  explicit SafetensorsStore(const std::filesystem::path& path)
-      : TensorStore(path.string()), file_(MappedFile::open(path)) {
-    for (auto& [name, entry] : parse_safetensors_header(file_->bytes(), where()).tensors) {
+  SafetensorsStore(std::span<const std::byte> file, std::shared_ptr<const void> owner,
+                   const std::string& where)
+      : TensorStore(where), file_(file), owner_(std::move(owner)) {
+    for (auto& [name, entry] : parse_safetensors_header(file, where).tensors) {
       entries_.emplace(name, std::move(entry.info));
       offsets_.emplace(name, entry.offset);
     }
@@ -25,16 +26,17 @@ class SafetensorsStore final : public TensorStore {
 
  protected:
   Tensor read(const std::string& name, const TensorInfo& info) const override {
-    const std::byte* data = file_->bytes().data() + offsets_.at(name);
+    const std::byte* data = file_.data() + offsets_.at(name);
     if (reinterpret_cast<std::uintptr_t>(data) % size_of(info.dtype) == 0)
-      return Tensor::view(const_cast<std::byte*>(data), info.dtype, info.shape, file_);
+      return Tensor::view(const_cast<std::byte*>(data), info.dtype, info.shape, owner_);
     Tensor copy = Tensor::empty(info.dtype, info.shape);
     std::memcpy(copy.raw(), data, info.bytes);
     return copy;
   }
 
  private:
-  std::shared_ptr<const MappedFile> file_;
+  std::span<const std::byte> file_;
+  std::shared_ptr<const void> owner_;
   std::map<std::string, std::size_t> offsets_;
 };
 
@@ -52,15 +54,25 @@ std::string header_text(const std::vector<std::pair<std::string, Tensor>>& tenso
                     {"data_offsets", {offset, offset + tensor.bytes()}}};
     offset += tensor.bytes();
   }
-  std::string text = header.dump();
-  text.resize((text.size() + 7) / 8 * 8, ' ');
-  return text;
+  try {
+    std::string text = header.dump();
+    text.resize((text.size() + 7) / 8 * 8, ' ');
+    return text;
+  } catch (const nlohmann::json::exception&) {
+    fail("cannot write a safetensors header: a name or its metadata is not valid UTF-8");
+  }
 }
 
 }  // namespace
 
 std::shared_ptr<TensorStore> open_safetensors(const std::filesystem::path& file) {
-  return std::make_shared<SafetensorsStore>(file);
+  const auto mapped = MappedFile::open(file);
+  return safetensors_store(mapped->bytes(), mapped, file.string());
+}
+
+std::shared_ptr<TensorStore> safetensors_store(std::span<const std::byte> file,
+                                               std::shared_ptr<const void> owner, const std::string& where) {
+  return std::make_shared<SafetensorsStore>(file, std::move(owner), where);
 }
 
 std::map<std::string, std::string> safetensors_metadata(const std::filesystem::path& file) {

@@ -20,6 +20,10 @@ namespace magi {
 /// misaligned).
 std::shared_ptr<TensorStore> open_safetensors(const std::filesystem::path& file);
 
+/// The same over a whole file in memory, kept alive by `owner`; `where` names it in errors.
+std::shared_ptr<TensorStore> safetensors_store(std::span<const std::byte> file,
+                                               std::shared_ptr<const void> owner, const std::string& where);
+
 /// The header's `__metadata__`, empty when there is none.
 std::map<std::string, std::string> safetensors_metadata(const std::filesystem::path& file);
 

@@ -100,7 +100,7 @@ SafetensorsHeader::Entry entry_of(const Json& value, std::size_t data_start, std
     const bool overflows = __builtin_mul_overflow(static_cast<std::uint64_t>(numel(entry.info.shape)),
                                                   static_cast<std::uint64_t>(type->bits), &bits);
     require(!overflows && bits % 8 == 0 && bits / 8 == end - begin, "{}: {}: header gives {} bytes to {} {}",
-            where, printable(name), end - begin, type_name, to_string(entry.info.shape));
+            where, printable(name), end - begin, type_name, printable(to_string(entry.info.shape)));
   }
   return entry;
 }

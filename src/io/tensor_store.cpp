@@ -13,6 +13,14 @@ bool is_float(DType dtype) {
   return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16 || dtype == DType::f64;
 }
 
+/// Any other byte in a C++ bool is undefined behaviour.
+void check_booleans(const Tensor& tensor, const std::string& name, const TensorInfo& info) {
+  const std::span bytes(static_cast<const std::uint8_t*>(tensor.raw()), tensor.bytes());
+  require(std::ranges::all_of(bytes, [](std::uint8_t b) { return b <= 1; }),
+          "{}: {} {} {} holds bytes other than 0 and 1", info.file, printable(name), info.stored_as,
+          printable(to_string(info.shape)));
+}
+
 class MemoryStore final : public TensorStore {
  public:
   MemoryStore(std::string where, std::vector<std::pair<std::string, Tensor>> tensors)
@@ -44,8 +52,10 @@ const TensorInfo& TensorStore::find(const std::string& name) const {
 
 Tensor TensorStore::load_found(const std::string& name, const TensorInfo& info) const {
   require(info.readable, "{}: {} is {} {}, an element type that cannot be read", info.file, printable(name),
-          printable(info.stored_as), to_string(info.shape));
-  return read(name, info);
+          printable(info.stored_as), printable(to_string(info.shape)));
+  Tensor tensor = read(name, info);
+  if (info.dtype == DType::boolean) check_booleans(tensor, name, info);
+  return tensor;
 }
 
 Tensor TensorStore::load(const std::string& name) const {
@@ -55,7 +65,7 @@ Tensor TensorStore::load(const std::string& name) const {
 Tensor TensorStore::get(const std::string& name, const Shape& expected) const {
   const TensorInfo& info = find(name);
   require(info.shape == expected, "{}: {} is {} {}, expected {}", info.file, printable(name),
-          printable(info.stored_as), to_string(info.shape), to_string(expected));
+          printable(info.stored_as), printable(to_string(info.shape)), to_string(expected));
   require(!info.readable || is_float(info.dtype), "{}: {} is {} {}, expected F32, F16 or BF16", info.file,
           printable(name), info.stored_as, to_string(info.shape));
   Tensor tensor = load_found(name, info);
