@@ -22,6 +22,7 @@
 #endif
 
 #define MAGI2_INLINE __attribute__((always_inline)) inline
+#define MAGI2_INLINE_LAMBDA __attribute__((always_inline))
 
 namespace magi {
 
@@ -72,6 +73,26 @@ MAGI2_INLINE void store(T* p, Floats v, std::int64_t count) {
   T block[kLanes];
   store(block, v);
   for (std::int64_t i = 0; i < count; ++i) p[i] = block[i];
+}
+
+/// Stands for a count of kLanes that is known to the compiler.
+struct AllLanes {};
+template <typename T>
+MAGI2_INLINE Floats load(const T* p, AllLanes) {
+  return load(p);
+}
+template <typename T>
+MAGI2_INLINE void store(T* p, Floats v, AllLanes) {
+  store(p, v);
+}
+
+/// body(first, count) for 0…n−1 in blocks of 16; count is AllLanes, or the number left in the last block.
+/// `body` must be declared MAGI2_INLINE_LAMBDA so that it is compiled with its caller's instruction set.
+template <typename Body>
+MAGI2_INLINE void for_lanes(std::int64_t n, const Body& body) {
+  std::int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) body(i, AllLanes{});
+  if (i < n) body(i, n - i);
 }
 
 /// Sum of the lanes: halves joined four times.
@@ -161,6 +182,22 @@ MAGI2_INLINE F swiglu7(F a, F b) {
   b = b > limit ? limit : b;
   b = b < -limit ? -limit : b;
   return a * sigmoid(a * 1.702f) * (b + 1.0f);
+}
+
+/// sin² x within 2e-7 for |x| ≤ kSinLimit; NaN for infinities. x = nπ + r; the sign of the sine does not
+/// matter.
+inline constexpr float kSinLimit = 8192.0f;
+MAGI2_INLINE Floats sin_squared(Floats x) {
+  const Floats n = (x * 0.318309886183790672f + 12582912.0f) - 12582912.0f;
+  const Floats r = ((x - n * 3.140625f) - n * 9.67502593994140625e-4f) - n * 1.509957990978376432e-7f;
+  const Floats r2 = r * r;
+  Floats p = r2 * 1.6059043837e-10f - 2.5052108385e-8f;  // 1/13!, −1/11!, …
+  p = p * r2 + 2.7557319224e-6f;
+  p = p * r2 - 1.9841269841e-4f;
+  p = p * r2 + 8.3333333333e-3f;
+  p = p * r2 - 1.6666666667e-1f;
+  const Floats s = r + r * (r2 * p);
+  return s * s;
 }
 
 }  // namespace magi
