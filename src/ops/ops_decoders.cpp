@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Public side of the operations of the text encoder's recurrence and of the decoders: checks, result, cost.
+#include <algorithm>
+
 #include "ops/checks.h"
 #include "ops/ops.h"
 
@@ -19,6 +21,10 @@ std::int64_t conv_length(const ConvWeight& w, const ConvOptions& o, std::size_t 
   require(stride > 0 && dilation > 0 && kernel > 0 && front >= 0 && back >= 0,
           "conv: axis {}: kernel {}, stride {}, dilation {}, padding {} and {}", axis, kernel, stride,
           dilation, front, back);
+  constexpr std::int64_t kMost = std::int64_t{1} << 20;  // keeps the products below in range
+  require(std::max({stride, dilation, kernel, front, back}) <= kMost && length <= kMost * kMost,
+          "conv: axis {}: length {}, kernel {}, stride {}, dilation {} or padding {} and {} beyond reason", axis,
+          length, kernel, stride, dilation, front, back);
   const std::int64_t reach = dilation * (kernel - 1) + 1;
   const bool transposed = w.transposed && axis == 2;
   require(!w.transposed || axis == 2 || (kernel == 1 && stride == 1 && front == 0 && back == 0),

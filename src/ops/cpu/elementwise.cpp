@@ -66,9 +66,11 @@ void CpuOps::do_embed(const Tensor& table, const Tensor& ids, Tensor& y) {
 
 void CpuOps::do_set_time_features(Tensor& x, const Tensor& features, const Segments& segments) {
   const std::int64_t width = features.dim(1);
-  for (const Segment& s : segments)
-    for (std::int64_t row = s.first; row < s.first + s.rows; ++row)
-      std::copy_n(features.data<float>() + (s.noised ? width : 0), width, x.data<float>() + row * x.pitch());
+  with_type(x.dtype(), [&]<typename T>(T) {
+    for (const Segment& s : segments)
+      for (std::int64_t row = s.first; row < s.first + s.rows; ++row)
+        convert(features.data<float>() + (s.noised ? width : 0), x.data<T>() + row * x.pitch(), width);
+  });
 }
 
 void CpuOps::do_cast(const Tensor& x, Tensor& y) {

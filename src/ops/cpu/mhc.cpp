@@ -11,7 +11,7 @@
 namespace magi {
 namespace {
 
-constexpr std::int64_t kTileRows = 4;  ///< rows that share one pass over phi
+constexpr std::int64_t kRowsAtOnce = 4;  ///< rows that share one pass over phi
 constexpr int kSinkhornIterations = 20;
 constexpr float kSinkhornEps = 1e-12f;
 
@@ -37,22 +37,22 @@ MAGI2_SIMD void normalise_row(const T* x, const float* w, float eps, std::int64_
   normalise(x, w, eps, d, y);
 }
 
-/// Columns first…first+count of h [kTileRows, m] = r [kTileRows, k]·phi [k, m]. Sums run along k in blocks,
+/// Columns first…first+count of h [kRowsAtOnce, m] = r [kRowsAtOnce, k]·phi [k, m]. Sums run along k in blocks,
 /// which keeps the rounding error of long sums small; the order is the same for every row.
 template <typename Count>
 MAGI2_INLINE void project_columns(const float* r, const float* phi, std::int64_t k, std::int64_t m,
                                   std::int64_t first, Count count, float* h) {
   constexpr std::int64_t kBlock = 128;
-  Floats total[kTileRows] = {};
+  Floats total[kRowsAtOnce] = {};
   for (std::int64_t block = 0; block < k; block += kBlock) {
-    Floats part[kTileRows] = {};
+    Floats part[kRowsAtOnce] = {};
     for (std::int64_t i = block; i < std::min(k, block + kBlock); ++i) {
       const Floats column = load(phi + i * m + first, count);
-      for (std::int64_t row = 0; row < kTileRows; ++row) part[row] += r[row * k + i] * column;
+      for (std::int64_t row = 0; row < kRowsAtOnce; ++row) part[row] += r[row * k + i] * column;
     }
-    for (std::int64_t row = 0; row < kTileRows; ++row) total[row] += part[row];
+    for (std::int64_t row = 0; row < kRowsAtOnce; ++row) total[row] += part[row];
   }
-  for (std::int64_t row = 0; row < kTileRows; ++row) store(h + row * m + first, total[row], count);
+  for (std::int64_t row = 0; row < kRowsAtOnce; ++row) store(h + row * m + first, total[row], count);
 }
 
 MAGI2_SIMD void project(const float* r, const float* phi, std::int64_t k, std::int64_t m, float* h) {
@@ -128,13 +128,13 @@ void CpuOps::do_mhc_site(Tensor& streams, const Tensor& branch, MhcCoefficients&
     T *data = streams.data<T>(), *out = n.data<T>();
     T *pre = state.pre.data<T>(), *post = state.post.data<T>(), *res = state.res.data<T>();
     const T* added = branch.defined() ? branch.data<T>() : nullptr;
-    parallel_for((rows + kTileRows - 1) / kTileRows, [&](std::int64_t tile) {
+    parallel_for((rows + kRowsAtOnce - 1) / kRowsAtOnce, [&](std::int64_t tile) {
       thread_local std::vector<float> normed, h;  // normed: also scratch of apply_branch
       thread_local std::vector<T> mixed;
-      normed.resize(static_cast<std::size_t>(kTileRows * width));
-      h.resize(static_cast<std::size_t>(kTileRows * columns));
+      normed.resize(static_cast<std::size_t>(kRowsAtOnce * width));
+      h.resize(static_cast<std::size_t>(kRowsAtOnce * columns));
       mixed.resize(static_cast<std::size_t>(d));
-      const std::int64_t first = tile * kTileRows, count = std::min(kTileRows, rows - first);
+      const std::int64_t first = tile * kRowsAtOnce, count = std::min(kRowsAtOnce, rows - first);
       for (std::int64_t i = 0; i < count; ++i) {
         const std::int64_t row = first + i;
         T* x = data + row * width;
