@@ -15,7 +15,12 @@ namespace magi {
 
 AtomicFile::AtomicFile(std::filesystem::path target)
     : target_(std::move(target)), partial_(target_.string() + fmt::format(".partial-{}", ::getpid())) {
-  fd_ = ::open(partial_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  std::error_code ignored;
+  if (std::filesystem::is_directory(target_, ignored)) {  // rename would say so only when all is written
+    errno = EISDIR;
+    fail_with_errno();
+  }
+  fd_ = ::open(partial_.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd_ < 0) fail_with_errno();
 }
 

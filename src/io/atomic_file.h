@@ -19,6 +19,8 @@ class AtomicFile {
 
   void write(const void* data, std::size_t bytes);
   void commit();
+  /// For writers that seek and read back. Stays owned here.
+  int descriptor() const { return fd_; }
 
  private:
   [[noreturn]] void fail_with_errno() const;
