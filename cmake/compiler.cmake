@@ -18,6 +18,9 @@ add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-Wall> $<$<COMPILE_LANGUAGE:CXX>:-
                     $<$<COMPILE_LANGUAGE:CXX>:-fno-trapping-math> $<$<COMPILE_LANGUAGE:CXX>:-fno-math-errno>
                     $<$<COMPILE_LANGUAGE:CXX>:-Wno-psabi>)
 
+if(MAGI2_FUZZ)  # every floor reports coverage to the fuzzer and is checked while it runs
+  set(MAGI2_SANITIZE fuzzer-no-link,address,undefined)
+endif()
 if(MAGI2_SANITIZE)
   add_compile_options(-fsanitize=${MAGI2_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g1)
   add_link_options(-fsanitize=${MAGI2_SANITIZE})

@@ -78,7 +78,8 @@ Tensor TensorStore::get(const std::string& name, const Shape& expected) const {
 std::vector<std::string> TensorStore::unused(const std::vector<std::string>& ignored_prefixes) const {
   const std::scoped_lock lock(mutex_);
   std::vector<std::string> names;
-  for (const auto& [name, info] : entries_) {
+  for (const auto& entry : entries_) {
+    const std::string& name = entry.first;
     const bool ignored =
         std::ranges::any_of(ignored_prefixes, [&](const auto& p) { return name.starts_with(p); });
     if (!ignored && !asked_.contains(name)) names.push_back(name);

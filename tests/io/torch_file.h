@@ -12,7 +12,7 @@ namespace magi {
 
 inline std::string little_endian(std::uint64_t value, int width) {
   std::string bytes;
-  for (int i = 0; i < width; ++i) bytes += static_cast<char>(value >> (8 * i));
+  for (int i = 0; i < width; ++i) bytes += i < 8 ? static_cast<char>(value >> (8 * i)) : '\0';
   return bytes;
 }
 
