@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 
 namespace magi {
 
@@ -33,13 +32,12 @@ void MuxFile::attach(AVFormatContext* muxer) {
 }
 
 void MuxFile::check() const {
-  require(error_ == 0, "{}: cannot write: {}", name_, std::strerror(error_));
+  av::check(io_->error, fmt::format("{}: cannot write", name_));
 }
 
 void MuxFile::commit() {
   avio_flush(io_);
   check();
-  av::check(io_->error, name_);
   file_.commit();
 }
 
@@ -59,10 +57,7 @@ int MuxFile::write(void* opaque, std::uint8_t* data, int bytes) {
     const ssize_t put = ::pwrite(view->file->file_.descriptor(), data + done,
                                  static_cast<std::size_t>(bytes - done), view->position);
     if (put < 0 && errno == EINTR) continue;
-    if (put < 0) {
-      if (view->file->error_ == 0) view->file->error_ = errno;
-      return AVERROR(errno);
-    }
+    if (put < 0) return AVERROR(errno);
     done += static_cast<int>(put);
     view->position += put;
   }

@@ -37,7 +37,6 @@ class MuxFile {
 
   std::string name_;
   AtomicFile file_;
-  int error_ = 0;  // errno of the first failed write
   AVIOContext* io_ = nullptr;
 };
 
