@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -13,14 +14,26 @@
 
 namespace magi {
 
-AtomicFile::AtomicFile(std::filesystem::path target)
-    : target_(std::move(target)), partial_(target_.string() + fmt::format(".partial-{}", ::getpid())) {
+namespace {
+
+/// Another one for every file, so that two writers of one target do not write into each other's file.
+std::string partial_suffix() {
+  static std::atomic<unsigned> count = 0;
+  return fmt::format(".partial-{}-{}", ::getpid(), count++);
+}
+
+}  // namespace
+
+AtomicFile::AtomicFile(std::filesystem::path target) : target_(std::move(target)) {
   std::error_code ignored;
   if (std::filesystem::is_directory(target_, ignored)) {  // rename would say so only when all is written
     errno = EISDIR;
     fail_with_errno();
   }
-  fd_ = ::open(partial_.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  do {  // a killed process of the same number may have left one
+    partial_ = target_.string() + partial_suffix();
+    fd_ = ::open(partial_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  } while (fd_ < 0 && errno == EEXIST);
   if (fd_ < 0) fail_with_errno();
 }
 

@@ -8,7 +8,7 @@
 
 namespace magi {
 
-/// Writes NAME.partial-PID beside the target; commit() syncs it and renames it over the target. Without
+/// Writes NAME.partial-PID-N beside the target; commit() syncs it and renames it over the target. Without
 /// commit() (an error, a cancelled run) it is removed. Every failure throws Error with the system's reason.
 class AtomicFile {
  public:

@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 #include <sys/mount.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -15,6 +14,7 @@
 #include "media/clip_reader.h"
 #include "media/wav_writer.h"
 #include "support/expect_error.h"
+#include "support/file_size_limit.h"
 #include "support/golden.h"
 #include "support/temp_dir.h"
 
@@ -195,6 +195,18 @@ TEST(VideoWriter, NothingStaysWithoutFinish) {
   EXPECT_EQ(bytes_of(dir / "clip.mp4"), "the clip of yesterday");
 }
 
+TEST(VideoWriter, TwoWritersOfOneNameDoNotMix) {
+  const TempDir dir;
+  VideoWriter first(dir / "clip.mp4", options(32, 32)), second(dir / "clip.mp4", options(64, 64));
+  first.write_frames(pattern(60, 32, 32));
+  second.write_frames(pattern(60, 64, 64));
+  first.finish();
+  EXPECT_EQ(decode_frames(dir / "clip.mp4").dim(2), 32);
+  second.finish();
+  EXPECT_EQ(decode_frames(dir / "clip.mp4").dim(2), 64);
+  EXPECT_EQ(entries(dir.path()), 1u);
+}
+
 TEST(VideoWriter, AKilledProcessLeavesNoFileUnderTheName) {
   const TempDir dir;
   EXPECT_EXIT(
@@ -276,14 +288,8 @@ TEST(VideoWriter, AFullDiskIsAnErrorThatNamesThePath) {
 
 TEST(VideoWriter, AFileSizeLimitIsAnErrorToo) {
   const TempDir dir;
-  rlimit before{};
-  ::getrlimit(RLIMIT_FSIZE, &before);
-  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
-  const rlimit small{100'000, before.rlim_max};
-  ::setrlimit(RLIMIT_FSIZE, &small);
+  const FileSizeLimit limit(100'000);
   expect_error([&] { fill(dir / "clip.mp4"); }, "clip.mp4: cannot write: File too large");
-  ::setrlimit(RLIMIT_FSIZE, &before);
-  std::signal(SIGXFSZ, handler);
   EXPECT_EQ(entries(dir.path()), 0u);
 }
 
