@@ -46,10 +46,27 @@ class WeightLoader {
     return {groups, tensor(std::string(layer) + ".weight", {groups * dim}), eps};
   }
 
+  /// `layer`.weight as PyTorch stores a convolution's, [out, in, kernel…], with `layer`.bias [out].
+  ConvWeight conv(std::string_view layer, const Shape& shape) const { return conv(layer, shape, false); }
+  /// `layer`.weight [channels, 1, kernel…]: one group a channel; with `layer`.bias [channels].
+  ConvWeight depthwise_conv(std::string_view layer, const Shape& shape) const { return conv(layer, shape, true); }
+  /// Shape of a tensor whose size the checkpoint decides; Error when it is missing.
+  const Shape& shape_of(std::string_view tensor) const {
+    const auto entry = store_.entries().find(name(tensor));
+    require(entry != store_.entries().end(), "{}: tensor {} is missing", store_.where(), name(tensor));
+    return entry->second.shape;
+  }
+
+  /// The file or directory, for messages.
+  const std::string& where() const { return store_.where(); }
   Ops& ops() const { return ops_; }
   DType dtype() const { return dtype_; }
 
  private:
+  ConvWeight conv(std::string_view layer, const Shape& shape, bool depthwise) const {
+    return ops_.pack_conv(stored(std::string(layer) + ".weight", shape), host(std::string(layer) + ".bias", {shape[0]}),
+                          depthwise, false, dtype_);
+  }
   std::string name(std::string_view part) const { return prefix_ + std::string(part); }
 
   Ops& ops_;

@@ -195,7 +195,7 @@ class Ops {
   /// others.
   void set_time_features(Tensor x, const Tensor& features, const Segments& segments);
 
-  /// x in another float dtype.
+  /// x in another float dtype, or a copy in the same one.
   Tensor cast(const Tensor& x, DType dtype);
 
   /// a ← a + b; a may be f32 while b is bf16. Shapes equal.
@@ -252,6 +252,8 @@ class Ops {
   Tensor conv(const Tensor& x, const ConvWeight& w, const ConvOptions& options);
   /// Repeats the first frame `front` times before and the last `back` times after.
   Tensor replicate_time(const Tensor& x, std::int64_t front, std::int64_t back);
+  /// Frames of a, then those of b: [T,H,W,C] and [T',H,W,C], equal dtypes → [T+T',H,W,C].
+  Tensor concat_time(const Tensor& a, const Tensor& b);
   Tensor channel_norm(const Tensor& x, const ChannelNorm& norm);
   /// x + sin²(x·exp(alpha))/(exp(beta) + 1e-9) per channel; alpha, beta [C] f32.
   Tensor snake(const Tensor& x, const Tensor& alpha, const Tensor& beta);

@@ -115,6 +115,20 @@ Tensor Ops::replicate_time(const Tensor& x, std::int64_t front, std::int64_t bac
   return y;
 }
 
+Tensor Ops::concat_time(const Tensor& a, const Tensor& b) {
+  check_grid("concat_time", a);
+  check_grid("concat_time", b);
+  checks::dtype("concat_time", "b", b, {a.dtype()});
+  checks::tensor("concat_time", "b", b, {-1, a.dim(1), a.dim(2), a.dim(3)});
+  Tensor y = arena().alloc(a.dtype(), {a.dim(0) + b.dim(0), a.dim(1), a.dim(2), a.dim(3)});
+  run({"concat_time", 0, checks::bytes({&a, &b, &y})}, [&] {
+    Tensor front = y.rows(0, a.dim(0)), back = y.rows(a.dim(0), b.dim(0));
+    do_cast(a, front);
+    do_cast(b, back);
+  });
+  return y;
+}
+
 Tensor Ops::channel_norm(const Tensor& x, const ChannelNorm& norm) {
   check_grid("channel_norm", x);
   if (norm.kind == ChannelNorm::Kind::l2) checks::f32("channel_norm", "gamma", norm.gamma, {x.dim(3)});
