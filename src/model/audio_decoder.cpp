@@ -45,7 +45,8 @@ AudioConfig read_audio_config(const ConfigNode& config) {
   const ConfigNode decoder = outer.node("config");
   require(outer.text("type", std::nullopt) == "oobleck" && decoder.boolean("use_snake", false) &&
               !decoder.boolean("use_nearest_upsample", false),
-          "{}: expected an Oobleck decoder with snake activations and transposed convolutions", outer.where("type"));
+          "{}: expected an Oobleck decoder with snake activations and transposed convolutions",
+          outer.where("type"));
   const std::int64_t channels = decoder.integer("channels", 128, 1, 65536);
   const auto multiples = decoder.integers("c_mults", std::nullopt, 1, 1024);
   const auto strides = decoder.integers("strides", std::nullopt, 1, 1024);
@@ -80,7 +81,10 @@ AudioDecoder::AudioDecoder(const WeightLoader& weights, AudioConfig config) : co
   for (std::size_t i = 0; i < config_.stages.size(); ++i) {
     const auto [out, stride] = config_.stages[i];
     const WeightLoader w = layer(weights, i + 1);
-    Stage stage{snake(layer(w, 0), channels), load_conv(layer(w, 1), {channels, out, 2 * stride}, true, true), stride, {}};
+    Stage stage{snake(layer(w, 0), channels),
+                load_conv(layer(w, 1), {channels, out, 2 * stride}, true, true),
+                stride,
+                {}};
     channels = out;
     const std::int64_t dilations[] = {1, 3, 9};
     for (std::size_t k = 0; k < std::size(dilations); ++k) {

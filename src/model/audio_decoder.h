@@ -35,8 +35,8 @@ class AudioDecoder {
 
   const AudioConfig& config() const { return config_; }
 
-  /// latent [A,64] (a leading axis of 1 is fine), f32 on the host → waveform [2, n], f32 on the host, nominally in
-  /// [−1,1]; n is A times the product of the strides when those are even.
+  /// latent [A,64] (a leading axis of 1 is fine), f32 on the host → waveform [2, n], f32 on the host,
+  /// nominally in [−1,1]; n is A times the product of the strides when those are even.
   Tensor decode(Ops& ops, const Tensor& latent) const;
 
  private:

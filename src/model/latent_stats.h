@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Video latents are used normalised, channel by channel; the autoencoders work on them as they are (model.md section 6).
+// Video latents are used normalised, channel by channel; the autoencoders work on them as they are (model.md
+// section 6).
 #pragma once
 
 #include <cstdint>

@@ -18,14 +18,16 @@ constexpr std::int64_t kPixelsPerLatent = 16;
 constexpr float kNormEps = 1e-8f;
 
 Tensor norm(Ops& ops, const Tensor& x, float eps, Activation activation) {
-  return ops.channel_norm(x, {.kind = ChannelNorm::Kind::rms, .eps = eps, .gamma = {}, .activation = activation});
+  return ops.channel_norm(
+      x, {.kind = ChannelNorm::Kind::rms, .eps = eps, .gamma = {}, .activation = activation});
 }
 
 /// Latents [first, end) of [T,H,W,C]; the last one is repeated beyond the end.
 Tensor window_input(const Tensor& latent, const TurboWindow& window) {
   const std::int64_t frames = latent.dim(0);
   if (window.end <= frames) return latent.rows(window.first, window.end - window.first);
-  Tensor result = Tensor::empty(DType::f32, {window.end - window.first, latent.dim(1), latent.dim(2), latent.dim(3)});
+  Tensor result =
+      Tensor::empty(DType::f32, {window.end - window.first, latent.dim(1), latent.dim(2), latent.dim(3)});
   for (std::int64_t t = window.first; t < window.end; ++t)
     std::memcpy(result.rows(t - window.first, 1).raw(), latent.rows(std::min(t, frames - 1), 1).raw(),
                 latent.bytes() / static_cast<std::size_t>(frames));
@@ -42,15 +44,18 @@ TurboConfig read_turbo_config(const ConfigNode& config) {
   const auto depthwise = config.booleans("decoder_is_dw_conv", std::vector<bool>(channels.size() + 1, false));
   require(!channels.empty() && layers.size() == channels.size() + 1 && scaling.size() == channels.size() &&
               space_only.size() == channels.size() && depthwise.size() == channels.size() + 1,
-          "{}: the decoder's lists disagree about the number of blocks", config.where("decoder_block_out_channels"));
+          "{}: the decoder's lists disagree about the number of blocks",
+          config.where("decoder_block_out_channels"));
   require(!config.boolean("decoder_causal", false), "{}: causal turbo decoders are not supported",
           config.where("decoder_causal"));
   require(config.integer("patch_size", kPatch) == kPatch && config.integer("patch_size_t", 1) == 1 &&
               config.boolean("use_unpatchify", false),
-          "{}: expected patches of {}x{} pixels undone by use_unpatchify", config.where("patch_size"), kPatch, kPatch);
+          "{}: expected patches of {}x{} pixels undone by use_unpatchify", config.where("patch_size"), kPatch,
+          kPatch);
   require(config.integer("latent_channels", kLatentChannels) == kLatentChannels &&
               config.integer("out_channels", kColours) == kColours,
-          "{}: expected {} latent channels and {} colours", config.where("latent_channels"), kLatentChannels, kColours);
+          "{}: expected {} latent channels and {} colours", config.where("latent_channels"), kLatentChannels,
+          kColours);
 
   // The file lists blocks in the encoder's order.
   TurboConfig result;
@@ -65,10 +70,11 @@ TurboConfig read_turbo_config(const ConfigNode& config) {
   }
   require(frames == kFramesPerLatent && pixels == kPixelsPerLatent,
           "{}: a latent becomes {} frames of {}x{} pixels, expected {} of {}x{}",
-          config.where("decoder_spatio_temporal_scaling"), frames, pixels, pixels, kFramesPerLatent, kPixelsPerLatent,
-          kPixelsPerLatent);
+          config.where("decoder_spatio_temporal_scaling"), frames, pixels, pixels, kFramesPerLatent,
+          kPixelsPerLatent, kPixelsPerLatent);
   result.depthwise_kernel = config.integer("decoder_dw_kernel_size", 3, 1, 99);
-  require(result.depthwise_kernel % 2 == 1, "{}: expected an odd size", config.where("decoder_dw_kernel_size"));
+  require(result.depthwise_kernel % 2 == 1, "{}: expected an odd size",
+          config.where("decoder_dw_kernel_size"));
   result.resnet_norm_eps = static_cast<float>(config.number("resnet_norm_eps", 1e-6, 0, 1));
   result.first_chunk = config.integer("first_chunk_size", 3, 1, 4096);
   result.step = config.integer("step_size", 5, 1, 4096);
@@ -99,8 +105,8 @@ TurboDecoder TurboDecoder::load(Ops& ops, const std::filesystem::path& directory
   std::error_code failure;
   for (const auto& entry : std::filesystem::directory_iterator(directory, failure))
     if (entry.path().extension() == ".json") configs.push_back(entry.path());
-  require(configs.size() == 1, "{}: {} .json files, expected the turbo decoder's configuration", directory.string(),
-          configs.size());
+  require(configs.size() == 1, "{}: {} .json files, expected the turbo decoder's configuration",
+          directory.string(), configs.size());
   const auto store = open_checkpoint(directory / "checkpoint.ckpt");
   const WeightLoader weights(ops, *store, dtype);
   return TurboDecoder(weights, read_turbo_config(ConfigNode::read(configs.front())));
@@ -112,19 +118,21 @@ TurboDecoder::TurboDecoder(const WeightLoader& weights, TurboConfig config)
   std::int64_t channels = config_.blocks.front().channels;
   conv_in_ = load_conv(w.in("conv_in"), channels, kLatentChannels, 3, false);
   for (std::int64_t i = 0; i < config_.mid_resnets; ++i)
-    mid_.push_back(load_resnet(w.in(fmt::format("mid_block.resnets.{}", i)), channels, channels, config_.mid_depthwise,
-                               Activation::silu));
+    mid_.push_back(load_resnet(w.in(fmt::format("mid_block.resnets.{}", i)), channels, channels,
+                               config_.mid_depthwise, Activation::silu));
   for (std::size_t i = 0; i < config_.blocks.size(); ++i) {
     const TurboConfig::Block& shape = config_.blocks[i];
     const WeightLoader block_weights = w.in(fmt::format("up_blocks.{}", i));
     Block block;
     if (shape.channels != channels)
-      block.conv_in = load_resnet(block_weights.in("conv_in"), shape.channels, channels, shape.depthwise, Activation::silu);
+      block.conv_in = load_resnet(block_weights.in("conv_in"), shape.channels, channels, shape.depthwise,
+                                  Activation::silu);
     channels = shape.channels;
     const WeightLoader upsampler = block_weights.in("upsamplers.0");
     if (shape.upsample_time)
       block.time_conv = Conv{{}, upsampler.conv("time_conv.conv", {2 * channels, channels, 3, 1, 1})};
-    if (shape.upsample_space) block.space_conv = Conv{{}, upsampler.conv("resample.1", {channels, channels, 3, 3})};
+    if (shape.upsample_space)
+      block.space_conv = Conv{{}, upsampler.conv("resample.1", {channels, channels, 3, 3})};
     for (std::int64_t k = 0; k < shape.resnets; ++k)
       block.resnets.push_back(load_resnet(block_weights.in(fmt::format("resnets.{}", k)), channels, channels,
                                           shape.depthwise,
@@ -141,11 +149,13 @@ TurboDecoder::Conv TurboDecoder::load_conv(const WeightLoader& w, std::int64_t o
           w.conv("pointwise_conv", {out, in, 1, 1, 1})};
 }
 
-TurboDecoder::Resnet TurboDecoder::load_resnet(const WeightLoader& w, std::int64_t out, std::int64_t in, bool depthwise,
-                                               Activation first) const {
+TurboDecoder::Resnet TurboDecoder::load_resnet(const WeightLoader& w, std::int64_t out, std::int64_t in,
+                                               bool depthwise, Activation first) const {
   const std::int64_t kernel = depthwise ? config_.depthwise_kernel : 3;
-  Resnet resnet{first, load_conv(w.in("conv1"), out, in, kernel, depthwise),
-                load_conv(w.in("conv2"), out, out, kernel, depthwise), {}};
+  Resnet resnet{first,
+                load_conv(w.in("conv1"), out, in, kernel, depthwise),
+                load_conv(w.in("conv2"), out, out, kernel, depthwise),
+                {}};
   if (in != out) resnet.shortcut = load_conv(w.in("conv_shortcut"), out, in, 1, depthwise);
   return resnet;
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The turbo video decoder: a small non-causal convolutional decoder with a sliding window over time (model.md section 6).
+// The turbo video decoder: a small non-causal convolutional decoder with a sliding window over time (model.md
+// section 6).
 #pragma once
 
 #include <filesystem>
@@ -29,7 +30,8 @@ struct TurboConfig {
   std::int64_t first_chunk = 3;
   std::int64_t step = 5;
 };
-/// Throws Error for what this decoder does not do: causal convolutions, other patch sizes or compression ratios.
+/// Throws Error for what this decoder does not do: causal convolutions, other patch sizes or compression
+/// ratios.
 TurboConfig read_turbo_config(const ConfigNode& config);
 
 /// One window: latents [first, end), of whose frames the outer ones, which lack context, are dropped.
@@ -49,8 +51,8 @@ class TurboDecoder final : public VideoDecoder {
 
   const TurboConfig& config() const { return config_; }
 
-  /// One window, no frames dropped. x [t,H,W,48] de-normalised, where the backend computes → [t',16H,16W,3]; the very
-  /// first latent of a clip gives one frame, every other one four.
+  /// One window, no frames dropped. x [t,H,W,48] de-normalised, where the backend computes → [t',16H,16W,3];
+  /// the very first latent of a clip gives one frame, every other one four.
   Tensor decode_window(Ops& ops, Tensor x, bool first) const;
 
  protected:
@@ -73,8 +75,10 @@ class TurboDecoder final : public VideoDecoder {
     std::optional<Conv> space_conv;
     std::vector<Resnet> resnets;
   };
-  Conv load_conv(const WeightLoader& w, std::int64_t out, std::int64_t in, std::int64_t kernel, bool depthwise) const;
-  Resnet load_resnet(const WeightLoader& w, std::int64_t out, std::int64_t in, bool depthwise, Activation first) const;
+  Conv load_conv(const WeightLoader& w, std::int64_t out, std::int64_t in, std::int64_t kernel,
+                 bool depthwise) const;
+  Resnet load_resnet(const WeightLoader& w, std::int64_t out, std::int64_t in, bool depthwise,
+                     Activation first) const;
   Tensor run(Ops& ops, const Conv& conv, Tensor x) const;
   Tensor run(Ops& ops, const Resnet& resnet, Tensor x) const;
 

@@ -11,8 +11,8 @@ namespace {
 
 /// [48,T,H,W] normalised → [T,H,W,48] as the decoders take it.
 Tensor decoder_input(const Tensor& latent) {
-  require((latent.rank() == 4 || (latent.rank() == 5 && latent.dim(0) == 1)) && latent.dim(-4) == kLatentChannels &&
-              latent.numel() > 0,
+  require((latent.rank() == 4 || (latent.rank() == 5 && latent.dim(0) == 1)) &&
+              latent.dim(-4) == kLatentChannels && latent.numel() > 0,
           "video decoder: latent is {}, expected [{},T,H,W]", to_string(latent.shape()), kLatentChannels);
   Tensor cells = cells_from_latent(latent);
   denormalise_latent(cells);
@@ -34,7 +34,8 @@ Tensor VideoDecoder::decode_f32(Ops& ops, const Tensor& latent) const {
   decode_chunks(ops, decoder_input(latent), [&](const Tensor& frames) {
     const Tensor chunk = ops.download(frames).to(DType::f32);
     if (!video.defined())
-      video = Tensor::empty(DType::f32, {4 * (latent.dim(-3) - 1) + 1, chunk.dim(1), chunk.dim(2), chunk.dim(3)});
+      video =
+          Tensor::empty(DType::f32, {4 * (latent.dim(-3) - 1) + 1, chunk.dim(1), chunk.dim(2), chunk.dim(3)});
     const auto values = chunk.values<float>();
     std::copy(values.begin(), values.end(), video.rows(done, chunk.dim(0)).data<float>());
     done += chunk.dim(0);

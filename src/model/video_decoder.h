@@ -16,8 +16,9 @@ class VideoDecoder {
  public:
   virtual ~VideoDecoder() = default;
 
-  /// latent [48,T,H,W] (a leading axis of 1 is fine), f32 on the host, normalised → 4(T−1)+1 frames of 16H×16W. Scratch
-  /// memory follows the window that is decoded at once, not the clip. With a counting arena the sink is not called.
+  /// latent [48,T,H,W] (a leading axis of 1 is fine), f32 on the host, normalised → 4(T−1)+1 frames of
+  /// 16H×16W. Scratch memory follows the window that is decoded at once, not the clip. With a counting arena
+  /// the sink is not called.
   void decode(Ops& ops, const Tensor& latent, const FrameSink& sink) const;
 
   /// The same before rounding to pixels, nominally in [−1,1] but not clamped: f32 [4(T−1)+1, 16H, 16W, 3].

@@ -25,7 +25,8 @@ Tensor load_gamma(const WeightLoader& w, const std::string& tensor, std::int64_t
 }
 
 /// A 1×1 convolution as a matrix.
-LinearWeight load_pointwise(const WeightLoader& w, const std::string& layer, std::int64_t out, std::int64_t in) {
+LinearWeight load_pointwise(const WeightLoader& w, const std::string& layer, std::int64_t out,
+                            std::int64_t in) {
   const Tensor weight = w.stored(layer + ".weight", {out, in, 1, 1}).reshape({out, in});
   return w.ops().pack_linear(weight, 1, DType::f32, w.host(layer + ".bias", {out}));
 }
@@ -71,15 +72,19 @@ Tensor History::halve_time(Ops& ops, Tensor x, const ConvWeight& conv) {
 
 std::int64_t channels_of(const WeightLoader& w, const std::string& tensor) {
   const Shape& shape = w.shape_of(tensor);
-  require(!shape.empty() && shape[0] > 0 && shape[0] <= 65536, "tensor {} has the shape {}, expected channels first", tensor,
-          to_string(shape));
+  require(!shape.empty() && shape[0] > 0 && shape[0] <= 65536,
+          "tensor {} has the shape {}, expected channels first", tensor, to_string(shape));
   return shape[0];
 }
 
 ResidualBlock load_residual(const WeightLoader& w, std::int64_t in) {
   const std::int64_t out = channels_of(w, "residual.2.weight");
-  ResidualBlock block{load_gamma(w, "residual.0.gamma", in, 4), load_gamma(w, "residual.3.gamma", out, 4),
-                      w.conv("residual.2", {out, in, 3, 3, 3}), w.conv("residual.6", {out, out, 3, 3, 3}), {}, out};
+  ResidualBlock block{load_gamma(w, "residual.0.gamma", in, 4),
+                      load_gamma(w, "residual.3.gamma", out, 4),
+                      w.conv("residual.2", {out, in, 3, 3, 3}),
+                      w.conv("residual.6", {out, out, 3, 3, 3}),
+                      {},
+                      out};
   if (in != out) block.shortcut = w.conv("shortcut", {out, in, 1, 1, 1});
   return block;
 }
@@ -96,8 +101,10 @@ std::vector<ResidualBlock> load_residuals(const WeightLoader& w, std::int64_t& c
 
 Middle load_middle(const WeightLoader& w, std::int64_t channels) {
   const WeightLoader attention = w.in("1");
-  return {load_residual(w.in("0"), channels), load_residual(w.in("2"), channels),
-          {load_gamma(attention, "norm.gamma", channels, 3), load_pointwise(attention, "to_qkv", 3 * channels, channels),
+  return {load_residual(w.in("0"), channels),
+          load_residual(w.in("2"), channels),
+          {load_gamma(attention, "norm.gamma", channels, 3),
+           load_pointwise(attention, "to_qkv", 3 * channels, channels),
            load_pointwise(attention, "proj", channels, channels)}};
 }
 

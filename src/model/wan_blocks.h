@@ -11,11 +11,12 @@
 
 namespace magi::wan {
 
-/// A video is coded in chunks of frames. Convolutions over time look back only; what each of them needs from earlier
-/// chunks is kept here, by convolution. One History serves one video.
+/// A video is coded in chunks of frames. Convolutions over time look back only; what each of them needs from
+/// earlier chunks is kept here, by convolution. One History serves one video.
 class History {
  public:
-  /// Convolution that keeps the size: space padded with zeros, time with the frames before (zeros before the first).
+  /// Convolution that keeps the size: space padded with zeros, time with the frames before (zeros before the
+  /// first).
   Tensor causal_conv(Ops& ops, Tensor x, const ConvWeight& conv);
   /// Kernel 3 and stride 2 over time: frames 2j−2, 2j−1, 2j → j. A video's first frame passes unchanged.
   Tensor halve_time(Ops& ops, Tensor x, const ConvWeight& conv);

@@ -18,12 +18,12 @@ constexpr std::int64_t kPixelsPerLatent = 16;
 
 void check_scale(const WeightLoader& w, std::int64_t time, std::int64_t space) {
   require(time == kFramesPerLatent && space == kPixelsPerLatent,
-          "{}: the video autoencoder has {} frames of {}x{} pixels a latent, expected {} of {}x{}", w.where(), time, space,
-          space, kFramesPerLatent, kPixelsPerLatent, kPixelsPerLatent);
+          "{}: the video autoencoder has {} frames of {}x{} pixels a latent, expected {} of {}x{}", w.where(),
+          time, space, space, kFramesPerLatent, kPixelsPerLatent, kPixelsPerLatent);
 }
 
-/// The encoder's shortcut as a strided convolution: an output channel is the mean of a run of (channel, frame, row,
-/// column), row-major.
+/// The encoder's shortcut as a strided convolution: an output channel is the mean of a run of (channel,
+/// frame, row, column), row-major.
 ConvWeight averaging(Ops& ops, std::int64_t in, std::int64_t out, std::int64_t time, std::int64_t space) {
   const std::int64_t block = time * space * space;
   require(in * block % out == 0, "video autoencoder: {} channels cannot be averaged to {}", in * block, out);
@@ -34,11 +34,13 @@ ConvWeight averaging(Ops& ops, std::int64_t in, std::int64_t out, std::int64_t t
   return ops.pack_conv(weight, {}, false, false, DType::f32);
 }
 
-/// The decoder's shortcut as a 1×1 convolution that picks one input channel for each (channel, frame, row, column) of
-/// the larger output, in the order in which interleave_time (where time is doubled) and unpatchify take them.
+/// The decoder's shortcut as a 1×1 convolution that picks one input channel for each (channel, frame, row,
+/// column) of the larger output, in the order in which interleave_time (where time is doubled) and unpatchify
+/// take them.
 ConvWeight duplication(Ops& ops, std::int64_t in, std::int64_t out, std::int64_t time) {
   const std::int64_t space = 2, block = time * space * space;
-  require(out * block % in == 0, "video autoencoder: {} channels cannot be duplicated to {}", in, out * block);
+  require(out * block % in == 0, "video autoencoder: {} channels cannot be duplicated to {}", in,
+          out * block);
   const std::int64_t repeats = out * block / in;
   Tensor weight = Tensor::zeros(DType::f32, {out * block, in, 1, 1, 1});
   for (std::int64_t c = 0; c < out; ++c)
@@ -73,7 +75,8 @@ WanEncoder::WanEncoder(const WeightLoader& weights) {
     const WeightLoader down = stage_weights.in(std::to_string(stage.blocks.size()));
     if (down.has("resample.1.weight")) {
       stage.down = Downsampler{down.conv("resample.1", {channels, channels, 3, 3}), {}};
-      if (down.has("time_conv.weight")) stage.down->time = down.conv("time_conv", {channels, channels, 3, 1, 1});
+      if (down.has("time_conv.weight"))
+        stage.down->time = down.conv("time_conv", {channels, channels, 3, 1, 1});
     }
     const std::int64_t time = stage.down && stage.down->time ? 2 : 1, space = stage.down ? 2 : 1;
     stage.average = averaging(ops, in, channels, time, space);
@@ -114,14 +117,15 @@ Tensor WanEncoder::encode_chunk(Ops& ops, wan::History& history, Tensor x) const
 }
 
 Tensor WanEncoder::encode(Ops& ops, const Tensor& video) const {
-  require((video.rank() == 4 || (video.rank() == 5 && video.dim(0) == 1)) && video.dim(-4) == 3 && video.numel() > 0 &&
-              video.dim(-3) % kFramesPerLatent == 1 && video.dim(-2) % kPixelsPerLatent == 0 &&
-              video.dim(-1) % kPixelsPerLatent == 0,
-          "video encoder: input is {}, expected [3, 1+{}k, multiples of {}]", to_string(video.shape()), kFramesPerLatent,
-          kPixelsPerLatent);
+  require((video.rank() == 4 || (video.rank() == 5 && video.dim(0) == 1)) && video.dim(-4) == 3 &&
+              video.numel() > 0 && video.dim(-3) % kFramesPerLatent == 1 &&
+              video.dim(-2) % kPixelsPerLatent == 0 && video.dim(-1) % kPixelsPerLatent == 0,
+          "video encoder: input is {}, expected [3, 1+{}k, multiples of {}]", to_string(video.shape()),
+          kFramesPerLatent, kPixelsPerLatent);
   const std::int64_t frames = video.dim(-3), height = video.dim(-2), width = video.dim(-1);
   const Tensor pixels = cells_from_latent(video).reshape({frames, height, width, 3});
-  const LatentGrid grid{(frames - 1) / kFramesPerLatent + 1, height / kPixelsPerLatent, width / kPixelsPerLatent};
+  const LatentGrid grid{(frames - 1) / kFramesPerLatent + 1, height / kPixelsPerLatent,
+                        width / kPixelsPerLatent};
   Tensor cells = Tensor::zeros(DType::f32, {grid.cells(), kLatentChannels});
   float* out = cells.data<float>();
   wan::History history;
@@ -130,7 +134,8 @@ Tensor WanEncoder::encode(Ops& ops, const Tensor& video) const {
     const Tensor moments = encode_chunk(ops, history, to_device(ops, pixels.rows(first, count), DType::f32));
     if (ops.arena().counts_only()) continue;
     const Tensor host = ops.download(moments);  // the mean, then the log variance, which is not used
-    for (const float* cell = host.data<float>(); cell != host.data<float>() + host.numel(); cell += host.dim(-1))
+    for (const float* cell = host.data<float>(); cell != host.data<float>() + host.numel();
+         cell += host.dim(-1))
       out = std::copy_n(cell, kLatentChannels, out);
   }
   normalise_latent(cells);
@@ -157,7 +162,8 @@ WanDecoder::WanDecoder(const WeightLoader& weights) {
     const WeightLoader up = stage_weights.in(std::to_string(stage.blocks.size()));
     if (up.has("resample.1.weight")) {
       const bool doubles_time = up.has("time_conv.weight");
-      stage.up = Upsampler{up.conv("resample.1", {channels, channels, 3, 3}), {},
+      stage.up = Upsampler{up.conv("resample.1", {channels, channels, 3, 3}),
+                           {},
                            duplication(weights.ops(), in, channels, doubles_time ? 2 : 1)};
       if (doubles_time) stage.up->time = up.conv("time_conv", {2 * channels, channels, 3, 1, 1});
       total_time *= doubles_time ? 2 : 1;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Wan 2.2 video autoencoder (model.md section 6): the encoder makes latents of reference images and videos, the full
-// decoder is the slow alternative to the turbo decoder. All in f32; sizes are the checkpoint's.
+// The Wan 2.2 video autoencoder (model.md section 6): the encoder makes latents of reference images and
+// videos, the full decoder is the slow alternative to the turbo decoder. All in f32; sizes are the
+// checkpoint's.
 #pragma once
 
 #include <filesystem>
@@ -18,8 +19,8 @@ class WanEncoder {
   static WanEncoder load(Ops& ops, const std::filesystem::path& file);
   explicit WanEncoder(const WeightLoader& weights);
 
-  /// video [3,T,H,W] (a leading axis of 1 is fine), f32 on the host in [−1,1]; T = 1 + 4k, H and W multiples of 16 →
-  /// normalised latent [48, 1+k, H/16, W/16], f32 on the host. Four frames are encoded at a time.
+  /// video [3,T,H,W] (a leading axis of 1 is fine), f32 on the host in [−1,1]; T = 1 + 4k, H and W multiples
+  /// of 16 → normalised latent [48, 1+k, H/16, W/16], f32 on the host. Four frames are encoded at a time.
   Tensor encode(Ops& ops, const Tensor& video) const;
 
  private:
