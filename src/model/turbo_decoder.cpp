@@ -88,12 +88,12 @@ std::vector<TurboWindow> plan_windows(std::int64_t latents, const TurboConfig& c
   const std::int64_t padded = first + (more + step - 1) / step * step;
   std::vector<TurboWindow> windows;
   if (padded == first) {
-    windows.push_back({0, first, 0, 0});
+    windows.push_back({0, first, 0, 0, true});
   } else {
-    windows.push_back({0, first + 1, 0, overlap});
+    windows.push_back({0, first + 1, 0, overlap, true});
     for (std::int64_t i = first; i < padded; i += step) {
       const bool last = i + step == padded;
-      windows.push_back({i - 1, last ? padded : i + step + 1, overlap, last ? 0 : overlap});
+      windows.push_back({i - 1, last ? padded : i + step + 1, overlap, last ? 0 : overlap, false});
     }
   }
   windows.back().drop_back += overlap * (padded - latents);
@@ -208,7 +208,7 @@ Tensor TurboDecoder::decode_window(Ops& ops, Tensor x, bool first) const {
 void TurboDecoder::decode_chunks(Ops& ops, const Tensor& latent, const ChunkSink& sink) const {
   for (const TurboWindow& window : plan_windows(latent.dim(0), config_)) {
     Tensor x = to_device(ops, window_input(latent, window), dtype_);
-    const Tensor frames = decode_window(ops, std::move(x), window.first == 0);
+    const Tensor frames = decode_window(ops, std::move(x), window.opens_clip);
     sink(frames.rows(window.drop_front, frames.dim(0) - window.drop_front - window.drop_back));
   }
 }

@@ -38,6 +38,7 @@ TurboConfig read_turbo_config(const ConfigNode& config);
 struct TurboWindow {
   std::int64_t first = 0, end = 0;
   std::int64_t drop_front = 0, drop_back = 0;
+  bool opens_clip = false;  ///< latent 0 gives one frame; as mere context it gives four
 };
 /// The windows of T latents. Indices from T on stand for repetitions of the last latent.
 std::vector<TurboWindow> plan_windows(std::int64_t latents, const TurboConfig& config);

@@ -4,15 +4,24 @@
 
 #include <algorithm>
 #include <cmath>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "io/tensor_store.h"
 #include "model/turbo_decoder.h"
-#include "sample/noise.h"
 
 namespace magi {
+
+/// Normal values, f32.
+inline Tensor random_normal(std::uint64_t seed, Shape shape) {
+  std::mt19937_64 engine(seed);
+  std::normal_distribution<float> normal;
+  Tensor t = Tensor::empty(DType::f32, std::move(shape));
+  for (float& v : t.values<float>()) v = normal(engine);
+  return t;
+}
 
 using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 
@@ -24,7 +33,7 @@ class RandomWeights {
   Tensor draw(const std::string& stream, const Shape& shape, double deviation, double mean = 0) const {
     std::uint64_t hash = 14695981039346656037u ^ seed_;
     for (char c : stream) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
-    Tensor t = NoiseGenerator(hash).randn(shape);
+    Tensor t = random_normal(hash, shape);
     for (float& v : t.values<float>()) v = static_cast<float>(mean + deviation * v);
     return t;
   }

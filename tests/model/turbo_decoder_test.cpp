@@ -92,8 +92,8 @@ TEST(TurboDecoder, WindowsCoverTheClip) {
       for (std::int64_t latents = 1; latents <= 40; ++latents) {
         std::int64_t frames = 0, next = 0;
         for (const TurboWindow& window : plan_windows(latents, config)) {
-          const std::int64_t all = 4 * (window.end - window.first) - (window.first == 0 ? 3 : 0);
-          const std::int64_t kept_first = window.first == 0 ? 0 : 4 * window.first - 3 + window.drop_front;
+          const std::int64_t all = 4 * (window.end - window.first) - (window.opens_clip ? 3 : 0);
+          const std::int64_t kept_first = window.opens_clip ? 0 : 4 * window.first - 3 + window.drop_front;
           EXPECT_EQ(kept_first, next);
           frames += all - window.drop_front - window.drop_back;
           next = kept_first + all - window.drop_front - window.drop_back;
@@ -136,7 +136,7 @@ TEST(TurboDecoder, DepthwiseEqualsItsDenseProduct) {
   DecoderScene scene;
   TurboConfig config = config_of(small_config());
   const RandomWeights weights = turbo_weights(config, 5);
-  const Tensor latent = NoiseGenerator(6).randn({48, 4, 2, 3});
+  const Tensor latent = random_normal(6, {48, 4, 2, 3});
   const auto store = weights.store();
   const Tensor separable =
       TurboDecoder(WeightLoader(scene.ops(), *store, DType::f32), config).decode_f32(scene.ops(), latent);
@@ -154,7 +154,7 @@ TEST(TurboDecoder, WideDepthwiseKernelsRun) {
   config.depthwise_kernel = 5;
   const auto store = turbo_weights(config, 5).store();
   const TurboDecoder decoder(WeightLoader(scene.ops(), *store, DType::f32), config);
-  const Tensor video = decoder.decode_f32(scene.ops(), NoiseGenerator(6).randn({48, 2, 1, 1}));
+  const Tensor video = decoder.decode_f32(scene.ops(), random_normal(6, {48, 2, 1, 1}));
   EXPECT_EQ(video.shape(), (Shape{5, 16, 16, 3}));
   for (float v : video.values<float>()) ASSERT_TRUE(std::isfinite(v));
 }
@@ -164,7 +164,7 @@ TEST(TurboDecoder, PixelsAreTheRoundedVideo) {
   const TurboConfig config = config_of(small_config());
   const auto store = turbo_weights(config, 8).store();
   const TurboDecoder decoder(WeightLoader(scene.ops(), *store, DType::f32), config);
-  const Tensor latent = NoiseGenerator(9).randn({48, 6, 1, 2});
+  const Tensor latent = random_normal(9, {48, 6, 1, 2});
   const Tensor video = decoder.decode_f32(scene.ops(), latent);
   std::int64_t done = 0, frames = 0;
   decoder.decode(scene.ops(), latent, [&](const Tensor& pixels) {
@@ -195,8 +195,9 @@ TEST(TurboDecoder, MemoryFollowsTheWindow) {
 TEST(TurboDecoder, NamesWhatIsMissing) {
   DecoderScene scene;
   const TurboConfig config = config_of(small_config());
+  const RandomWeights weights = turbo_weights(config, 8);
   NamedTensors incomplete;
-  for (const auto& [name, tensor] : turbo_weights(config, 8).tensors())
+  for (const auto& [name, tensor] : weights.tensors())
     if (name != "decoder.up_blocks.0.upsamplers.0.time_conv.conv.bias") incomplete.emplace_back(name, tensor);
   const auto store = tensor_store_of("broken.ckpt", incomplete);
   expect_error([&] { TurboDecoder(WeightLoader(scene.ops(), *store, DType::f32), config); },

@@ -37,7 +37,7 @@ void compare_with_direct(const TensorStore& store, const Tensor& video) {
 }
 
 Tensor some_video(std::int64_t frames, std::int64_t height, std::int64_t width) {
-  Tensor video = NoiseGenerator(4).randn({3, frames, height, width});
+  Tensor video = random_normal(4, {3, frames, height, width});
   for (float& v : video.values<float>()) v = std::clamp(v / 2, -1.0f, 1.0f);
   return video;
 }
@@ -63,7 +63,7 @@ TEST(WanVae, PixelsAreTheRoundedVideo) {
   const RandomWeights weights = wan_weights(2, 2, 1, 9);
   const auto store = weights.store();
   const WanDecoder decoder(WeightLoader(scene.ops(), *store, DType::f32));
-  const Tensor latent = NoiseGenerator(2).randn({48, 3, 1, 2});
+  const Tensor latent = random_normal(2, {48, 3, 1, 2});
   const Tensor video = decoder.decode_f32(scene.ops(), latent);
   std::int64_t done = 0, frames = 0;
   decoder.decode(scene.ops(), latent, [&](const Tensor& pixels) {
@@ -91,7 +91,8 @@ TEST(WanVae, MemoryFollowsTheChunk) {
                    [](const Tensor&) { FAIL(); });
     return counting.peak_bytes();
   };
-  EXPECT_EQ(peak(4), peak(12));
+  // The history moves about in the arena, which costs a little.
+  EXPECT_LE(static_cast<double>(peak(60)), 1.1 * static_cast<double>(peak(12)));
 }
 
 TEST(WanVae, RefusesBadInput) {
