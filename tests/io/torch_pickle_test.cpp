@@ -199,6 +199,9 @@ TEST(TorchPickle, ReadsZip64AndRefusesDamagedArchives) {
       EXPECT_THROW(open_bytes(file.substr(0, length)), Error) << length;
 
   expect_error([&] { open_bytes("PK"); }, "not a zip archive");
+  std::string renamed = good;  // the local header and the directory disagree about a name
+  renamed[renamed.find("m/data.pkl")] = 'n';
+  expect_error([&] { open_bytes(renamed); }, "an entry has two names");
   expect_error(
       [&] {
         open_bytes(zip_of({{"m/data.pkl", pickle}, {"m/data.pkl", pickle}}));
