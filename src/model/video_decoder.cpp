@@ -32,6 +32,7 @@ Tensor VideoDecoder::decode_f32(Ops& ops, const Tensor& latent) const {
   Tensor video;
   std::int64_t done = 0;
   decode_chunks(ops, decoder_input(latent), [&](const Tensor& frames) {
+    if (ops.arena().counts_only()) return;
     const Tensor chunk = ops.download(frames).to(DType::f32);
     if (!video.defined())
       video =

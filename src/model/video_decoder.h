@@ -21,7 +21,8 @@ class VideoDecoder {
   /// the sink is not called.
   void decode(Ops& ops, const Tensor& latent, const FrameSink& sink) const;
 
-  /// The same before rounding to pixels, nominally in [−1,1] but not clamped: f32 [4(T−1)+1, 16H, 16W, 3].
+  /// The same before rounding to pixels, nominally in [−1,1] but not clamped: f32 [4(T−1)+1, 16H, 16W, 3];
+  /// undefined with a counting arena.
   Tensor decode_f32(Ops& ops, const Tensor& latent) const;
 
  protected:
