@@ -1,0 +1,516 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checks and times the mixture-of-experts kernels on fresh random inputs, at the release's widths and, for the portable
+// ones, at small odd sizes. Usage: moe_bench [--small | --quick | --check] [--time] [--once] [--seed S]; --once is one run
+// for a profiler. Exit code 0 only if every check passed. References are plain f64 kernels that read the weights as the
+// checkpoint has them. To build:
+// nvcc -std=c++20 -O3 -DFMT_USE_CONSTEXPR=1 -DFMT_HEADER_ONLY -gencode=arch=compute_90a,code=sm_90a -cudart static -Isrc
+//   src/ops/cuda/{experts_sm90,experts_portable,router,router_portable,moe_sort,moe_pack,moe_combine}.cu
+//   bench/cuda/moe_bench.cu
+#include <cuda_bf16.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ops/cuda/launch.cuh"
+#include "ops/cuda/moe.h"
+
+namespace {
+
+using magi::cuda::MoeShape;
+using magi::cuda::SortedRouting;
+using Bf16 = __nv_bfloat16;
+using magi::cuda::check_cuda;
+
+using magi::DType;
+
+constexpr MoeShape kRelease{0, 12, 256, 256, 1280, 6};
+constexpr int kMaxExperts = 256, kMaxHidden = 1280, kMaxTopK = 16;  // of the references
+constexpr float kScale = 4.9f;
+constexpr int kSamples = 64;
+bool failed = false;
+
+void expect(bool good, const char* what, double value) {
+  std::printf("  %-58s %12.4g  %s\n", what, value, good ? "ok" : "FAILED");
+  failed |= !good;
+}
+
+/// Waits for the device; a kernel that hangs ends the program.
+void finish(const char* what) {
+  cudaEvent_t done;
+  check_cuda(cudaEventCreate(&done), what);
+  check_cuda(cudaEventRecord(done), what);
+  const auto start = std::chrono::steady_clock::now();
+  cudaError_t status;
+  while ((status = cudaEventQuery(done)) == cudaErrorNotReady) {
+    if (std::chrono::steady_clock::now() - start > std::chrono::seconds(8)) {
+      std::printf("%s: not done after 8 s\n", what);
+      std::fflush(stdout);
+      _exit(3);
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+  check_cuda(status, what);
+  cudaEventDestroy(done);
+}
+
+// ---------------------------------------------------------------- inputs
+
+__device__ std::uint64_t mix(std::uint64_t x) {
+  x += 0x9e3779b97f4a7c15ull;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return x ^ (x >> 31);
+}
+__device__ float normal(std::uint64_t seed, std::uint64_t i) {
+  const std::uint64_t r = mix(seed * 0x2545f4914f6cdd1dull + i);
+  const float u = (static_cast<std::uint32_t>(r >> 40) + 1) * (1.0f / 16777217.0f);
+  const float v = static_cast<std::uint32_t>(r & 0xffffff) * (1.0f / 16777216.0f);
+  return sqrtf(-2.0f * __logf(u)) * __cosf(6.2831853f * v);
+}
+template <typename T>
+__global__ void fill_normal(T* to, std::int64_t count, std::uint64_t seed, float sigma) {
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
+       i += static_cast<std::int64_t>(gridDim.x) * blockDim.x)
+    to[i] = static_cast<T>(sigma * normal(seed, i));
+}
+template <typename T>
+T* random_array(std::int64_t count, std::uint64_t seed, float sigma) {
+  T* p;
+  check_cuda(cudaMalloc(&p, count * sizeof(T)), "allocate");
+  fill_normal<<<2048, 256>>>(p, count, seed, sigma);
+  return p;
+}
+template <typename T>
+T* array(std::int64_t count) {
+  T* p;
+  check_cuda(cudaMalloc(&p, std::max<std::int64_t>(count, 1) * sizeof(T)), "allocate");
+  return p;
+}
+
+// ---------------------------------------------------------------- references
+
+struct RouteErrors {
+  int mismatches, compared;
+  float score, weight;
+};
+/// One block of `experts` threads per (sample, head): the selection in f64 against the kernel's.
+template <typename T>
+__global__ void check_route(MoeShape s, const T* z, const float* gate, const float* bias, const int* index,
+                            const float* weight, RouteErrors* errors) {
+  __shared__ double score[kMaxExperts], sigma[kMaxExperts];
+  __shared__ int chosen[kMaxTopK + 1];
+  const std::int64_t rows = s.rows;
+  const std::int64_t row = rows <= kSamples ? blockIdx.x : (blockIdx.x * rows) / gridDim.x + blockIdx.x % 7;
+  const int head = blockIdx.y, e = threadIdx.x;
+  if (row >= rows) return;
+  double sum = 0;
+  for (int k = 0; k < s.dim; ++k)
+    sum += double(float(z[(row * s.heads + head) * s.dim + k])) * gate[(head * s.experts + e) * s.dim + k];
+  sigma[e] = 1 / (1 + exp(-sum));
+  score[e] = sigma[e] + bias[head * s.experts + e];
+  __syncthreads();
+  if (e > 0) return;
+  double total = 0, last = 0, next = -1e30;
+  for (int k = 0; k <= s.top_k && k < s.experts; ++k) {
+    int best = -1;
+    for (int i = 0; i < s.experts; ++i) {
+      bool used = false;
+      for (int c = 0; c < k; ++c) used |= chosen[c] == i;
+      if (!used && (best < 0 || score[i] > score[best])) best = i;
+    }
+    chosen[k] = best;
+    if (k < s.top_k) total += sigma[best];
+    (k < s.top_k ? last : next) = score[best];
+  }
+  if (last - next <= 1e-6) return;
+  atomicAdd(&errors->compared, 1);
+  const std::int64_t at = (row * s.heads + head) * s.top_k;
+  for (int k = 0; k < s.top_k; ++k) {
+    bool found = false;
+    for (int c = 0; c < s.top_k; ++c) {
+      if (index[at + c] != chosen[k]) continue;
+      found = true;
+      const double right = sigma[chosen[k]] / total * kScale;
+      atomicMax(reinterpret_cast<int*>(&errors->weight), __float_as_int(float(fabs(weight[at + c] - right))));
+    }
+    if (!found) atomicAdd(&errors->mismatches, 1);
+    if (k > 0 && (index[at + k] < 0 || score[index[at + k - 1]] < score[index[at + k]] - 1e-6))
+      atomicAdd(&errors->mismatches, 1);
+  }
+}
+
+__device__ double swiglu7(double a, double b) {
+  a = fmin(a, 7.0);
+  b = fmax(fmin(b, 7.0), -7.0);
+  return a / (1 + exp(-1.702 * a)) * (b + 1);
+}
+__device__ double rounded(double x) { return __bfloat162float(__float2bfloat16(float(x))); }
+
+struct ExpertErrors {
+  double norm, kernel, plain;  ///< sums of squares
+};
+/// One block of `dim` threads per (sample, head): y in f64 and in plain bf16 arithmetic (every tensor rounded), and the
+/// kernel's distance and plain bf16's from f64.
+template <typename T>
+__global__ void check_experts(MoeShape s, const T* z, const T* gate, const T* up, const T* down, const int* index,
+                              const float* weight, const T* y, ExpertErrors* errors) {
+  __shared__ double exact[kMaxHidden], plain[kMaxHidden];
+  const std::int64_t rows = s.rows;
+  const std::int64_t row = rows <= kSamples ? blockIdx.x : (blockIdx.x * rows) / gridDim.x + blockIdx.x % 7;
+  const int head = blockIdx.y, d = threadIdx.x;
+  if (row >= rows) return;
+  double y_exact = 0, y_plain = 0;
+  for (int c = 0; c < s.top_k; ++c) {
+    const std::int64_t at = (row * s.heads + head) * s.top_k + c;
+    const std::int64_t base = (static_cast<std::int64_t>(head) * s.experts + index[at]) * s.dim * s.hidden;
+    __syncthreads();
+    for (int j = d; j < s.hidden; j += s.dim) {
+      double g = 0, u = 0;
+      for (int k = 0; k < s.dim; ++k) {
+        const double x = float(z[(row * s.heads + head) * s.dim + k]);
+        g += x * double(float(gate[base + k * s.hidden + j]));
+        u += x * double(float(up[base + k * s.hidden + j]));
+      }
+      exact[j] = swiglu7(g, u);
+      plain[j] = rounded(swiglu7(rounded(g), rounded(u)));
+    }
+    __syncthreads();
+    double q = 0, p = 0;
+    for (int j = 0; j < s.hidden; ++j) {
+      const double w = float(down[base + j * s.dim + d]);
+      q += exact[j] * w;
+      p += plain[j] * w;
+    }
+    y_exact += weight[at] * q;
+    y_plain += weight[at] * rounded(p);
+  }
+  const double e = double(float(y[(row * s.heads + head) * s.dim + d])) - y_exact;
+  atomicAdd(&errors->norm, y_exact * y_exact);
+  atomicAdd(&errors->kernel, e == e ? e * e : 1e30);
+  atomicAdd(&errors->plain, (rounded(y_plain) - y_exact) * (rounded(y_plain) - y_exact));
+}
+
+/// Sum of hashes of (position, word); NaN bf16s counted.
+__global__ void digest_kernel(const std::uint32_t* words, std::int64_t count, unsigned long long* sum, int* nans) {
+  unsigned long long s = 0;
+  int bad = 0;
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
+       i += static_cast<std::int64_t>(gridDim.x) * blockDim.x) {
+    s += mix(words[i] + (static_cast<std::uint64_t>(i) << 32));
+    bad += ((words[i] & 0x7fff) > 0x7f80) + ((words[i] >> 16 & 0x7fff) > 0x7f80);
+  }
+  atomicAdd(sum, s);
+  if (bad) atomicAdd(nans, bad);
+}
+struct Digest {
+  unsigned long long sum = 0;
+  int nans = 0;
+};
+Digest digest(const void* p, std::int64_t bytes) {
+  static auto* sum = array<unsigned long long>(1);
+  static auto* nans = array<int>(1);
+  cudaMemset(sum, 0, 8);
+  cudaMemset(nans, 0, 4);
+  digest_kernel<<<1024, 256>>>(static_cast<const std::uint32_t*>(p), bytes / 4, sum, nans);
+  Digest d;
+  check_cuda(cudaMemcpy(&d.sum, sum, 8, cudaMemcpyDeviceToHost), "digest");
+  check_cuda(cudaMemcpy(&d.nans, nans, 4, cudaMemcpyDeviceToHost), "digest");
+  return d;
+}
+
+/// Within each expert's range: slots of that expert, strictly ascending (hence each once).
+__global__ void check_order(MoeShape shape, SortedRouting s, const int* index, int* bad) {
+  const std::int64_t slots = shape.rows * shape.top_k;
+  const int head = blockIdx.y, e = blockIdx.x;
+  const int* starts = s.expert_start + head * (shape.experts + 1);
+  for (std::int64_t p = starts[e] + threadIdx.x; p < starts[e + 1]; p += blockDim.x) {
+    const int slot = s.order[head * slots + p];
+    bool good = slot >= 0 && slot < slots && (p == starts[e] || s.order[head * slots + p - 1] < slot);
+    good = good && index[(static_cast<std::int64_t>(slot / shape.top_k) * shape.heads + head) * shape.top_k + slot % shape.top_k] == e;
+    if (!good) atomicAdd(bad, 1);
+  }
+}
+
+// ---------------------------------------------------------------- the layer
+
+/// T = Bf16 or float; packed for the Hopper kernels where they take the shape.
+template <typename T>
+struct Layer {
+  MoeShape shape;
+  T *gate, *up, *down;
+  float *router, *bias;
+  void *packed = nullptr, *packed_router = nullptr;
+  Layer(const MoeShape& s, std::uint64_t seed) : shape(s) {
+    const std::int64_t n = static_cast<std::int64_t>(s.heads) * s.experts * s.dim * s.hidden;
+    const float sigma = 1 / std::sqrt(float(s.dim));
+    gate = random_array<T>(n, seed + 1, sigma);
+    up = random_array<T>(n, seed + 2, sigma);
+    down = random_array<T>(n, seed + 3, 1 / std::sqrt(float(s.hidden)));
+    router = random_array<float>(s.heads * s.experts * s.dim, seed + 4, sigma);
+    bias = random_array<float>(s.heads * s.experts, seed + 5, 0.02f);
+    if (sizeof(T) == 2 && magi::cuda::moe_sm90_takes(s)) {
+      check_cuda(cudaMalloc(&packed, magi::cuda::packed_experts_bytes(s, s.heads)), "allocate");
+      check_cuda(cudaMalloc(&packed_router, magi::cuda::packed_router_bytes(s)), "allocate");
+      magi::cuda::pack_experts(gate, up, down, packed, s, s.heads, nullptr);
+      magi::cuda::pack_router(router, packed_router, s, nullptr);
+    }
+    finish("pack");
+  }
+};
+
+template <typename T>
+struct Run {
+  static constexpr DType kType = sizeof(T) == 2 ? DType::bf16 : DType::f32;
+  const Layer<T>& l;
+  MoeShape shape;
+  const T* z;
+  bool portable;
+  std::int64_t width, index_bytes, expanded_bytes, y_bytes;
+  int* index;
+  float* weight;
+  unsigned char* workspace;
+  T *expanded, *y;
+  SortedRouting sorted;
+  Run(const Layer<T>& layer, std::int64_t rows, const T* z_, bool portable_ = false)
+      : l(layer), shape(layer.shape), z(z_), portable(portable_ || !layer.packed) {
+    shape.rows = rows;
+    width = static_cast<std::int64_t>(shape.heads) * shape.dim;
+    const std::int64_t slots = rows * shape.heads * shape.top_k;
+    index_bytes = slots * 4;
+    expanded_bytes = slots * shape.dim * static_cast<std::int64_t>(sizeof(T));
+    y_bytes = rows * width * static_cast<std::int64_t>(sizeof(T));
+    index = array<int>(slots);
+    weight = array<float>(slots);
+    workspace = array<unsigned char>(magi::cuda::moe_workspace_bytes(shape));
+    expanded = array<T>(slots * shape.dim);
+    y = array<T>(rows * width);
+  }
+  ~Run() {
+    for (void* p : {static_cast<void*>(index), static_cast<void*>(weight), static_cast<void*>(workspace),
+                    static_cast<void*>(expanded), static_cast<void*>(y)})
+      cudaFree(p);
+  }
+  void poison() {
+    cudaMemset(index, 0xff, index_bytes);
+    cudaMemset(weight, 0xff, index_bytes);
+    cudaMemset(workspace, 0xff, magi::cuda::moe_workspace_bytes(shape));
+    cudaMemset(expanded, 0xff, expanded_bytes);
+    cudaMemset(y, 0xff, y_bytes);
+  }
+  void route() {
+    if (portable)
+      magi::cuda::route_portable(z, width, kType, l.router, l.bias, kScale, index, weight, shape, nullptr);
+    else
+      magi::cuda::route(z, width, l.packed_router, l.bias, kScale, index, weight, shape, nullptr);
+  }
+  void sort() { sorted = magi::cuda::sort_routing(index, workspace, shape, nullptr); }
+  void experts() {
+    if (portable)
+      magi::cuda::run_experts_portable(z, width, kType, l.gate, l.up, l.down, sorted, expanded, 0, shape.heads, shape,
+                                       nullptr);
+    else
+      magi::cuda::run_experts(z, width, l.packed, sorted, expanded, 0, shape.heads, shape, nullptr);
+  }
+  void combine() {
+    magi::cuda::combine_experts(expanded, weight, y, width, kType, 0, shape.heads, shape, nullptr);
+  }
+  void all() {
+    route();
+    finish("route");
+    sort();
+    finish("sort");
+    experts();
+    finish("experts");
+    combine();
+    finish("combine");
+  }
+  std::vector<int> counts() const {
+    const int experts = shape.experts;
+    std::vector<int> starts(shape.heads * (experts + 1)), counts;
+    check_cuda(cudaMemcpy(starts.data(), sorted.expert_start, starts.size() * 4, cudaMemcpyDeviceToHost), "counts");
+    for (int h = 0; h < shape.heads; ++h)
+      for (int e = 0; e < experts; ++e)
+        counts.push_back(starts[h * (experts + 1) + e + 1] - starts[h * (experts + 1) + e]);
+    return counts;
+  }
+};
+
+template <typename T>
+void check_against_f64(const Run<T>& r) {
+  auto* route_errors = array<RouteErrors>(1);
+  auto* expert_errors = array<ExpertErrors>(1);
+  auto* bad = array<int>(1);
+  cudaMemset(route_errors, 0, sizeof(RouteErrors));
+  cudaMemset(bad, 0, 4);
+  cudaMemset(expert_errors, 0, sizeof(ExpertErrors));
+  const MoeShape& s = r.shape;
+  const int samples = static_cast<int>(std::min<std::int64_t>(s.rows, 2000));
+  check_route<<<dim3(samples, s.heads), s.experts>>>(s, r.z, r.l.router, r.l.bias, r.index, r.weight, route_errors);
+  check_order<<<dim3(s.experts, s.heads), 128>>>(s, r.sorted, r.index, bad);
+  check_experts<<<dim3(kSamples, s.heads), s.dim>>>(s, r.z, r.l.gate, r.l.up, r.l.down, r.index, r.weight, r.y,
+                                                    expert_errors);
+  finish("references");
+  RouteErrors re;
+  ExpertErrors ee;
+  int misplaced;
+  check_cuda(cudaMemcpy(&re, route_errors, sizeof re, cudaMemcpyDeviceToHost), "copy");
+  check_cuda(cudaMemcpy(&ee, expert_errors, sizeof ee, cudaMemcpyDeviceToHost), "copy");
+  check_cuda(cudaMemcpy(&misplaced, bad, 4, cudaMemcpyDeviceToHost), "copy");
+  std::printf("  selections compared: %d of %d\n", re.compared, samples * s.heads);
+  expect(re.mismatches == 0 && re.compared > 0, "selections that differ (margin > 1e-6)", re.mismatches);
+  expect(re.weight < 1e-5, "weights, largest error", re.weight);
+  expect(misplaced == 0, "places of the sort that are wrong", misplaced);
+  const double kernel = std::sqrt(ee.kernel / ee.norm), plain = std::sqrt(ee.plain / ee.norm);
+  std::printf("  plain bf16 arithmetic from f64: %.5f\n", plain);
+  expect(kernel <= (sizeof(T) == 2 ? plain : 2e-6), "experts, relative error from f64", kernel);
+  cudaFree(route_errors);
+  cudaFree(expert_errors);
+  cudaFree(bad);
+}
+
+template <typename T>
+void check(const Layer<T>& l, std::int64_t rows, const T* z, const char* name, bool portable = false) {
+  Run<T> r(l, rows, z, portable);
+  std::printf("%s, %s, %ld rows, %d heads of %d experts %d×%d, top %d\n", name, r.portable ? "portable" : "sm90",
+              static_cast<long>(rows), l.shape.heads, l.shape.experts, l.shape.dim, l.shape.hidden, l.shape.top_k);
+  r.poison();
+  r.all();
+  const std::vector<int> counts = r.counts();
+  std::int64_t total = 0;
+  for (int c : counts) total += c;
+  const auto [least, most] = std::minmax_element(counts.begin(), counts.end());
+  std::printf("  rows an expert: %d to %d\n", *least, *most);
+  expect(total * 4 == r.index_bytes, "rows sorted", static_cast<double>(total));
+  check_against_f64(r);
+  const Digest first = digest(r.y, r.y_bytes), order = digest(r.sorted.order, r.index_bytes);
+  if (sizeof(T) == 2) expect(first.nans == 0, "results not written", first.nans);
+  r.poison();
+  r.all();
+  const Digest second = digest(r.y, r.y_bytes), order2 = digest(r.sorted.order, r.index_bytes);
+  expect(first.sum == second.sum && order.sum == order2.sum, "second run, same bits", 0);
+  if (rows == 1000) {
+    for (int i = 0; i < 100; ++i) r.experts();
+    r.combine();
+    finish("experts, 100 times");
+    expect(digest(r.y, r.y_bytes).sum == first.sum, "100 runs later, same bits", 0);
+  }
+  if (rows >= 17) {  // the last 17 rows alone
+    Run<T> few(l, 17, z + (rows - 17) * r.width, portable);
+    few.poison();
+    few.all();
+    std::vector<char> a(few.y_bytes), b(few.y_bytes);
+    cudaMemcpy(a.data(), few.y, few.y_bytes, cudaMemcpyDeviceToHost);
+    cudaMemcpy(b.data(), r.y + (rows - 17) * r.width, few.y_bytes, cudaMemcpyDeviceToHost);
+    expect(std::memcmp(a.data(), b.data(), a.size()) == 0, "17 rows alone, same bits", 0);
+  }
+}
+
+/// Sizes that no tensor-core tile divides.
+template <typename T>
+void check_small(std::uint64_t seed) {
+  for (const MoeShape& shape : {MoeShape{0, 2, 8, 24, 40, 3}, MoeShape{0, 3, 5, 33, 17, 5}, MoeShape{0, 1, 256, 128, 96, 6},
+                                MoeShape{0, 2, 64, 200, 72, 1}}) {
+    const Layer<T> l(shape, seed);
+    const T* z = random_array<T>(1000 * shape.heads * shape.dim, seed + 6, 1.0f);
+    for (std::int64_t rows : {1, 17, 333}) check(l, rows, z, sizeof(T) == 2 ? "bf16" : "f32");
+  }
+}
+
+double median_ms(int repeats, const std::function<void()>& work) {
+  std::vector<cudaEvent_t> events(repeats + 1);
+  for (auto& e : events) cudaEventCreate(&e);
+  work();
+  finish("warm-up");
+  cudaEventRecord(events[0]);
+  for (int i = 0; i < repeats; ++i) {
+    work();
+    cudaEventRecord(events[i + 1]);
+  }
+  finish("timing");
+  std::vector<float> ms(repeats);
+  for (int i = 0; i < repeats; ++i) cudaEventElapsedTime(&ms[i], events[i], events[i + 1]);
+  for (auto& e : events) cudaEventDestroy(e);
+  std::sort(ms.begin(), ms.end());
+  return ms[repeats / 2];
+}
+
+void time_layer(const Layer<Bf16>& l, std::int64_t rows, const Bf16* z, bool portable) {
+  Run<Bf16> r(l, rows, z, portable);
+  r.all();
+  const std::vector<int> counts = r.counts();
+  const auto [least, most] = std::minmax_element(counts.begin(), counts.end());
+  const int repeats = portable ? 3 : rows > 50000 ? 9 : 21;
+  const double route = median_ms(repeats, [&] { r.route(); });
+  const double sort = median_ms(repeats, [&] { r.sort(); });
+  const double experts = median_ms(repeats, [&] { r.experts(); });
+  const double again = median_ms(repeats, [&] { r.experts(); });
+  const double combine = median_ms(repeats, [&] { r.combine(); });
+  const double flops = static_cast<double>(rows) * l.shape.heads * l.shape.top_k * 3 * 2 * l.shape.dim * l.shape.hidden;
+  std::printf(
+      "TIME %s rows %ld (%d..%d an expert): route %.3f ms, sort %.3f ms, experts %.3f / %.3f ms = %.0f / %.0f TFLOP/s, "
+      "combine %.3f ms (%.0f GB/s), experts+combine %.0f TFLOP/s\n",
+      portable ? "portable" : "sm90", static_cast<long>(rows), *least, *most, route, sort, experts, again,
+      flops / experts * 1e-9, flops / again * 1e-9, combine, (r.expanded_bytes + r.y_bytes) / combine * 1e-6,
+      flops / (std::max(experts, again) + combine) * 1e-9);
+}
+
+__global__ void skew(float* bias) {
+  const int e = threadIdx.x;
+  bias[blockIdx.x * kRelease.experts + e] = e == 3 ? 10.0f : e % 16 == 5 ? 0.0f : -10.0f;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  bool checks = false, times = false, quick = false, once = false, small = false;
+  std::uint64_t seed = std::chrono::steady_clock::now().time_since_epoch().count() % 1000000;
+  for (int i = 1; i < argc; ++i) {
+    const std::string a = argv[i];
+    checks |= a == "--check";
+    times |= a == "--time";
+    quick |= a == "--quick";
+    once |= a == "--once";
+    small |= a == "--small";
+    if (a == "--seed" && i + 1 < argc) seed = std::stoull(argv[++i]);
+  }
+  std::printf("seed %lu\n", static_cast<unsigned long>(seed));
+  try {
+    if (checks || small) {
+      check_small<Bf16>(seed + 10);
+      check_small<float>(seed + 20);
+    }
+    if (!(checks || quick || once || times)) return failed ? 1 : 0;
+    const Layer<Bf16> l(kRelease, seed);
+    constexpr std::int64_t kRows = 115634;
+    const Bf16* z = random_array<Bf16>(kRows * kRelease.heads * kRelease.dim, seed + 6, 1.0f);
+    finish("inputs");
+    if (checks || quick) check(l, 1000, z, "random");
+    if (checks) {
+      for (std::int64_t rows : {1, 17, 29616}) check(l, rows, z, "random");
+      Layer<Bf16> skewed = l;
+      skewed.bias = array<float>(kRelease.heads * kRelease.experts);
+      skew<<<kRelease.heads, kRelease.experts>>>(skewed.bias);
+      for (std::int64_t rows : {17, 5003}) check(skewed, rows, z, "one expert for every row, 239 empty");
+      for (std::int64_t rows : {1, 17, 1000}) check(l, rows, z, "random", true);
+    }
+    if (once) Run<Bf16>(l, 29616, z).all();
+    if (times) {
+      for (std::int64_t rows : {29616, 115634}) time_layer(l, rows, z, false);
+      time_layer(l, 29616, z, true);
+    }
+  } catch (const std::exception& e) {
+    std::printf("%s\n", e.what());
+    return 2;
+  }
+  std::printf(failed ? "FAILED\n" : "all checks passed\n");
+  return failed ? 1 : 0;
+}

@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+// Fused expert FFN on Hopper: E(z) = bf16(swiglu7(z·W_gate, z·W_up))·W_down for every (expert, rows) work item, in one
+// persistent launch. Shaped like attention: the hidden dimension goes by in chunks of 64; gate and up of a chunk are one
+// wgmma of 128 columns whose two halves are separate accumulators in the same thread; swiglu7 happens in registers and
+// its result is the A operand of the down product, which accumulates 64×256 per warpgroup.
+//
+// Warps: two consumer warpgroups of 64 rows each, which drift apart by themselves so that one's swiglu7 runs under the
+// other's products; one producer warpgroup: warp 0 streams weight blocks, warp 1 hands out work items, warps 2 and 3
+// gather rows of z. What was tried besides (turns, clusters with multicast, half chunks): docs/performance.md.
+#include "ops/cuda/launch.cuh"
+#include "ops/cuda/moe.h"
+#include "ops/cuda/moe_sm90.cuh"
+
+namespace magi::cuda {
+namespace moe {
+namespace {
+
+constexpr int kItemSlots = 4;
+constexpr int kConsumerWarps = 8;
+
+struct ExpertsShared : Tiles {
+  std::uint64_t item_full[kItemSlots], item_empty[kItemSlots];
+  int4 item[kItemSlots];
+};
+
+struct ExpertsArgs {
+  const __nv_bfloat16* z;
+  std::int64_t z_pitch;
+  const unsigned char* packed;
+  const int* order;
+  const int4* items;
+  const int* head_items;
+  int* cursor;
+  __nv_bfloat16* expanded;
+  std::int64_t slots;  ///< N·k, a head
+  int first_head, last_head, experts, top_k, chunks;
+};
+
+__device__ __forceinline__ float min_nan(float a, float b) {
+  float r;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+}
+__device__ __forceinline__ float max_nan(float a, float b) {
+  float r;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+}
+
+__device__ __forceinline__ float swiglu7(float a, float b) {
+  a = min_nan(a, 7.0f);
+  b = min_nan(max_nan(b, -7.0f), 7.0f);
+  float e = exp2_fast(a * (-1.702f * 1.4426950408889634f));
+  return fmaf(a, b, a) * reciprocal_fast(1.0f + e);
+}
+
+/// Reader of the ring of work items; false after the last.
+struct Items {
+  ExpertsShared& s;
+  int slot = 0;
+  std::uint32_t parity = 0;
+  __device__ __forceinline__ bool next(int4& item, bool arrives) {
+    barrier_wait(&s.item_full[slot], parity);
+    item = s.item[slot];
+    __syncwarp(__activemask());
+    if (arrives) barrier_arrive(&s.item_empty[slot]);
+    if (++slot == kItemSlots) {
+      slot = 0;
+      parity ^= 1;
+    }
+    return item.z > 0;
+  }
+};
+
+// ---------------------------------------------------------------- producers
+
+/// Hands out items in turn, first come first served; one thread.
+__device__ void hand_out(ExpertsShared& s, const ExpertsArgs& a) {
+  int begin = a.head_items[a.first_head], end = a.head_items[a.last_head];
+  for (int n = 0;; ++n) {
+    int slot = n % kItemSlots;
+    barrier_wait(&s.item_empty[slot], ((n / kItemSlots) & 1) ^ 1);
+    int at = begin + atomicAdd(a.cursor, 1);
+    int4 item = at < end ? a.items[at] : make_int4(0, 0, 0, 0);
+    s.item[slot] = item;
+    barrier_arrive(&s.item_full[slot]);
+    if (item.z == 0) return;
+  }
+}
+
+/// Streams an expert's weights, 32 KB blocks in the order of use; one thread.
+__device__ void stream_weights(ExpertsShared& s, const ExpertsArgs& a) {
+  Items items{s};
+  Ring ring;
+  int4 item;
+  const int blocks = a.chunks * kBlocksPerChunk;
+  while (items.next(item, true)) {
+    const unsigned char* from =
+        a.packed + static_cast<std::int64_t>(item.x - a.first_head * a.experts) * blocks * kBlockBytes;
+    for (int b = 0; b < blocks; ++b, ring.next(), from += kBlockBytes) {
+      barrier_wait(&s.empty[ring.stage], ring.parity ^ 1);
+      barrier_expect(&s.full[ring.stage], kBlockBytes);
+      load_bulk(&s.full[ring.stage], s.ring[ring.stage], from, kBlockBytes);
+    }
+  }
+}
+
+/// Gathers the rows of z by routing: 32 of each warpgroup's 64; one warp.
+__device__ void gather_rows(ExpertsShared& s, const ExpertsArgs& a, int half, int lane) {
+  Items items{s};
+  int4 item;
+  std::uint32_t parity[2] = {1, 1};
+  while (items.next(item, lane == 0)) {
+    const int* order = a.order + item.w * a.slots + item.y;
+    const __nv_bfloat16* z = a.z + item.w * kDim;
+#pragma unroll
+    for (int group = 0; group < 2; ++group) {
+      if (group * 64 >= item.z) break;
+      int base = group * 64 + half * 32;
+      int token = base + lane < item.z ? order[base + lane] / a.top_k : -1;
+      barrier_wait(&s.z_empty[group], parity[group]);
+      parity[group] ^= 1;
+#pragma unroll 1
+      for (int i = 0; i < 32; ++i) {
+        int row = __shfl_sync(0xffffffffu, token, i);
+        if (row >= 0) copy_row(s, base + i, z + row * a.z_pitch, lane);
+      }
+      copies_wait();
+      fence_async_proxy();
+      __syncwarp();
+      if (lane == 0) barrier_arrive(&s.z_full[group]);
+    }
+  }
+}
+
+// ---------------------------------------------------------------- consumers
+
+__device__ __forceinline__ void release_block(ExpertsShared& s, int stage, int lane) {
+  if (lane == 0) barrier_arrive(&s.empty[stage]);
+}
+
+/// Issues z·[gate|up] over half of K with the weight block of 128 columns × 128 of K.
+template <int kHalf>
+__device__ __forceinline__ void issue_gate_up(float (&gu)[64], std::uint64_t z, std::uint64_t weights) {
+#pragma unroll
+  for (int step = 0; step < 8; ++step) {
+    std::uint64_t za = advance(z, (kHalf * 2 + step / 4) * kZTile + (step % 4) * 32);
+    std::uint64_t wb = advance(weights, (step / 4) * (kBlockBytes / 2) + (step % 4) * 32);
+    if (kHalf == 0 && step == 0)
+      wgmma_ss<0>(gu, za, wb);
+    else
+      wgmma_ss<1>(gu, za, wb);
+  }
+}
+
+/// Issues down (+)= h·W_down over a chunk.
+__device__ __forceinline__ void issue_down(float (&down)[128], const std::uint32_t (&h)[16], std::uint64_t weights,
+                                           bool add) {
+#pragma unroll
+  for (int step = 0; step < 4; ++step)
+    wgmma_rs_n256(down, h + 4 * step, advance(weights, step * 32), step > 0 || add);
+}
+
+/// A chunk's hidden values as the A operand of the down product.
+__device__ __forceinline__ void activate(const float (&gu)[64], std::uint32_t (&h)[16]) {
+#pragma unroll
+  for (int pair = 0; pair < 16; ++pair) {
+    float low = swiglu7(gu[2 * pair], gu[32 + 2 * pair]);
+    float high = swiglu7(gu[2 * pair + 1], gu[32 + 2 * pair + 1]);
+    h[pair] = pack_bf16(low, high);
+  }
+}
+
+__device__ __forceinline__ void store_rows(const float (&down)[128], const ExpertsArgs& a, int head, int slot_a,
+                                           int slot_b, int quad) {
+  std::int64_t base = (head - a.first_head) * a.slots;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    int slot = half ? slot_b : slot_a;
+    if (slot < 0) continue;
+    uint4* to = reinterpret_cast<uint4*>(a.expanded + (base + slot) * kDim) + quad;
+#pragma unroll
+    for (int g = 0; g < 8; ++g) {
+      const float* d = down + 16 * g + 2 * half;
+      __stcs(to + 4 * g, make_uint4(pack_bf16(d[0], d[1]), pack_bf16(d[4], d[5]), pack_bf16(d[8], d[9]),
+                                    pack_bf16(d[12], d[13])));
+    }
+  }
+}
+
+__device__ __forceinline__ void consume(ExpertsShared& s, const ExpertsArgs& a) {
+  const int group = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0), warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  const std::uint64_t z = k_major_operand(s.z[0] + group * (kZTile / 2));
+  const std::uint64_t ring_base = k_major_operand(s.ring[0]);
+  auto block = [&](int stage) { return ring_base + static_cast<std::uint64_t>(stage * (kBlockBytes >> 4)); };
+  Items items{s};
+  Ring ring;
+  int4 item;
+  std::uint32_t z_parity = 0;
+  float down[128], gu[64];
+  std::uint32_t h[16];
+
+  // gu = z·[gate|up] of the next chunk; frees the block `before` of the product still running, if any.
+  auto gate_up = [&](int before) {
+    barrier_wait(&s.full[ring.stage], ring.parity);
+    wgmma_fence();
+    issue_gate_up<0>(gu, z, block(ring.stage));
+    wgmma_commit();
+    const int first = ring.stage;
+    ring.next();
+    if (before >= 0) {
+      wgmma_wait<1>();
+      release_block(s, before, lane);
+    }
+    barrier_wait(&s.full[ring.stage], ring.parity);
+    wgmma_fence();
+    issue_gate_up<1>(gu, z, block(ring.stage));
+    wgmma_commit();
+    wgmma_wait<1>();
+    release_block(s, first, lane);
+    wgmma_wait<0>();
+    release_block(s, ring.stage, lane);
+    ring.next();
+    pin(gu);
+  };
+  // Starts down (+)= swiglu7(gu)·W_down; returns the block in use.
+  auto down_chunk = [&](bool add) {
+    activate(gu, h);
+    barrier_wait(&s.full[ring.stage], ring.parity);
+    wgmma_fence();
+    issue_down(down, h, block(ring.stage), add);
+    wgmma_commit();
+    const int held = ring.stage;
+    ring.next();
+    return held;
+  };
+
+  while (items.next(item, lane == 0)) {
+    if (group * 64 >= item.z) {
+      // No rows here, but the blocks still pass: a producer waits for every consumer.
+      for (int b = 0; b < a.chunks * kBlocksPerChunk; ++b, ring.next()) {
+        barrier_wait(&s.full[ring.stage], ring.parity);
+        release_block(s, ring.stage, lane);
+      }
+      continue;
+    }
+    const int row = group * 64 + warp * 16 + lane / 4;
+    const int* order = a.order + item.w * a.slots + item.y;
+    const int slot_a = row < item.z ? order[row] : -1, slot_b = row + 8 < item.z ? order[row + 8] : -1;
+
+    barrier_wait(&s.z_full[group], z_parity);
+    z_parity ^= 1;
+    gate_up(-1);
+    for (int chunk = 1; chunk < a.chunks; ++chunk) gate_up(down_chunk(chunk > 1));
+    if (lane == 0) barrier_arrive(&s.z_empty[group]);
+    const int held = down_chunk(a.chunks > 1);
+    wgmma_wait<0>();
+    release_block(s, held, lane);
+    pin(down);
+    store_rows(down, a, item.w, slot_a, slot_b, lane % 4);
+  }
+}
+
+__global__ __launch_bounds__(kThreads, 1) void experts_kernel(const __grid_constant__ ExpertsArgs a) {
+#ifdef MAGI_SM90A
+  extern __shared__ __align__(1024) unsigned char memory[];
+  ExpertsShared& s = *reinterpret_cast<ExpertsShared*>(memory);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      barrier_init(&s.full[i], 1);
+      barrier_init(&s.empty[i], kConsumerWarps);
+    }
+    for (int i = 0; i < 2; ++i) {
+      barrier_init(&s.z_full[i], 2);
+      barrier_init(&s.z_empty[i], 4);
+    }
+    for (int i = 0; i < kItemSlots; ++i) {
+      barrier_init(&s.item_full[i], 1);
+      barrier_init(&s.item_empty[i], kConsumerWarps + 3);
+    }
+    fence_barrier_init();
+  }
+  __syncthreads();
+
+  if (threadIdx.x >= 2 * kWarpgroup) {
+    give_registers<24>();
+    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    if (warp == 0) {
+      if (lane == 0) stream_weights(s, a);
+    } else if (warp == 1) {
+      if (lane == 0) hand_out(s, a);
+    } else {
+      gather_rows(s, a, warp - 2, lane);
+    }
+  } else {
+    take_registers<240>();
+    consume(s, a);
+  }
+#endif
+}
+
+}  // namespace
+}  // namespace moe
+
+void run_experts(const void* z, std::int64_t z_pitch, const void* packed, const SortedRouting& sorted, void* expanded,
+                 int first_head, int head_count, const MoeShape& shape, cudaStream_t stream) {
+  moe::ExpertsArgs args{static_cast<const __nv_bfloat16*>(z),
+                        z_pitch,
+                        static_cast<const unsigned char*>(packed),
+                        sorted.order,
+                        sorted.items,
+                        sorted.head_items,
+                        sorted.cursor,
+                        static_cast<__nv_bfloat16*>(expanded),
+                        shape.rows * shape.top_k,
+                        first_head,
+                        first_head + head_count,
+                        shape.experts,
+                        shape.top_k,
+                        shape.hidden / moe::kChunk};
+  check_cuda(cudaMemsetAsync(sorted.cursor, 0, sizeof(int), stream), "run_experts");
+  launch_persistent(moe::experts_kernel, args, moe::kThreads, sizeof(moe::ExpertsShared), stream, "run_experts");
+}
+
+}  // namespace magi::cuda

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launching kernels and checking what came of it.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <string>
+
+#include "core/error.h"
+
+namespace magi::cuda {
+
+inline void check_cuda(cudaError_t status, const char* what) {
+  // Plain strings: nvcc does not take fmt's compile-time format checks.
+  if (status != cudaSuccess) throw Error(std::string(what) + ": " + cudaGetErrorString(status));
+}
+
+inline void check_launch(const char* what) { check_cuda(cudaGetLastError(), what); }
+
+/// As many blocks as multiprocessors, one to each, with `shared_bytes` of shared memory.
+template <typename Args>
+void launch_persistent(void (*kernel)(Args), const Args& args, int threads, std::size_t shared_bytes,
+                       cudaStream_t stream, const char* what) {
+  int device = 0, processors = 0;
+  check_cuda(cudaGetDevice(&device), what);
+  check_cuda(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), what);
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
+             what);
+  kernel<<<processors, threads, shared_bytes, stream>>>(args);
+  check_launch(what);
+}
+
+}  // namespace magi::cuda

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+// Router on Hopper: scores of 256 experts a head in f32 accuracy, sigmoid, bias, top k and weights in one persistent
+// kernel; the scores never reach memory. z is bf16, so splitting each f32 element of the gate matrix into three bf16 terms
+// makes every product exact; the terms are accumulated smallest first, so only the last 16 additions of a score round at
+// its own size.
+//
+// Warps as in experts_sm90.cu: two consumer warpgroups of 64 rows, one producer warpgroup (warp 0: gate blocks, warps 2
+// and 3: rows of z). An item is 128 rows of one head.
+#include <cfloat>
+
+#include "ops/cuda/launch.cuh"
+#include "ops/cuda/moe.h"
+#include "ops/cuda/moe_sm90.cuh"
+
+namespace magi::cuda {
+namespace moe {
+namespace {
+
+struct RouteArgs {
+  const __nv_bfloat16* z;
+  std::int64_t z_pitch;
+  const unsigned char* gate;
+  const float* bias;
+  float scale;
+  int* index;
+  float* weight;
+  std::int64_t rows;
+  int heads, row_items;
+};
+
+struct RouteItem {
+  int head;
+  std::int64_t row;
+};
+__device__ __forceinline__ RouteItem route_item(const RouteArgs& a, int item) {
+  return {item / a.row_items, static_cast<std::int64_t>(item % a.row_items) * kRows};
+}
+
+__device__ void stream_gate(Tiles& s, const RouteArgs& a) {
+  Ring ring;
+  for (int item = blockIdx.x; item < a.heads * a.row_items; item += gridDim.x) {
+    const unsigned char* from = a.gate + static_cast<std::int64_t>(item / a.row_items) * kGateBlocks * kBlockBytes;
+    for (int b = 0; b < kGateBlocks; ++b, ring.next(), from += kBlockBytes) {
+      barrier_wait(&s.empty[ring.stage], ring.parity ^ 1);
+      barrier_expect(&s.full[ring.stage], kBlockBytes);
+      load_bulk(&s.full[ring.stage], s.ring[ring.stage], from, kBlockBytes);
+    }
+  }
+}
+
+/// 32 rows of each warpgroup's 64; one warp.
+__device__ void load_rows(Tiles& s, const RouteArgs& a, int half, int lane) {
+  std::uint32_t parity = 1;
+  for (int n = blockIdx.x; n < a.heads * a.row_items; n += gridDim.x, parity ^= 1) {
+    const RouteItem item = route_item(a, n);
+    const __nv_bfloat16* z = a.z + item.head * kDim;
+    for (int group = 0; group < 2; ++group) {
+      barrier_wait(&s.z_empty[group], parity);
+      const int base = group * 64 + half * 32;
+      for (int i = base; i < base + 32; ++i)
+        if (item.row + i < a.rows) copy_row(s, i, z + (item.row + i) * a.z_pitch, lane);
+      copies_wait();
+      fence_async_proxy();
+      __syncwarp();
+      if (lane == 0) barrier_arrive(&s.z_full[group]);
+    }
+  }
+}
+
+/// Top k of a row whose 256 scores lie in a quad of threads, 64 each (`score[4j + b + 2·kHalf]` is column 8j + 2·quad + b).
+template <int kHalf>
+__device__ __forceinline__ void choose(float (&score)[128], const RouteArgs& a, std::int64_t row, int head, int quad) {
+  int chosen[kTopK];
+  float p[kTopK];
+  float sum = 0;
+#pragma unroll
+  for (int k = 0; k < kTopK; ++k) {
+    float best = score[2 * kHalf];
+#pragma unroll
+    for (int j = 0; j < 32; ++j) best = fmaxf(best, fmaxf(score[4 * j + 2 * kHalf], score[4 * j + 2 * kHalf + 1]));
+    best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, 1));
+    best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, 2));
+    int at = kExperts;  // lowest column that has it, less 2·quad
+#pragma unroll
+    for (int j = 31; j >= 0; --j) {
+      if (score[4 * j + 2 * kHalf + 1] == best) at = 8 * j + 1;
+      if (score[4 * j + 2 * kHalf] == best) at = 8 * j;
+    }
+    int column = at + 2 * quad;
+    column = min(column, __shfl_xor_sync(0xffffffffu, column, 1));
+    column = min(column, __shfl_xor_sync(0xffffffffu, column, 2));
+    const int mine = column - 2 * quad;
+#pragma unroll
+    for (int j = 0; j < 32; ++j) {
+      if (mine == 8 * j) score[4 * j + 2 * kHalf] = -INFINITY;
+      if (mine == 8 * j + 1) score[4 * j + 2 * kHalf + 1] = -INFINITY;
+    }
+    chosen[k] = column;
+    p[k] = best - __ldg(a.bias + head * kExperts + column);
+    sum += fabsf(p[k]);
+  }
+  if (row >= a.rows) return;
+  const float factor = a.scale / fmaxf(sum, 1e-12f);
+  const std::int64_t to = (row * a.heads + head) * kTopK;
+#pragma unroll
+  for (int k = 0; k < kTopK; ++k) {
+    if (k % 4 != quad) continue;
+    a.index[to + k] = chosen[k];
+    a.weight[to + k] = p[k] * factor;
+  }
+}
+
+__device__ __forceinline__ void score_rows(Tiles& s, const RouteArgs& a) {
+  const int group = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0), warp = threadIdx.x / 32 % 4,
+            lane = threadIdx.x % 32, quad = lane % 4;
+  const std::uint64_t z = k_major_operand(s.z[0] + group * (kZTile / 2));
+  const std::uint64_t ring_base = k_major_operand(s.ring[0]);
+  Ring ring;
+  std::uint32_t z_parity = 0;
+  float score[128];
+  for (int n = blockIdx.x; n < a.heads * a.row_items; n += gridDim.x) {
+    barrier_wait(&s.z_full[group], z_parity);
+    z_parity ^= 1;
+    int held = 0;
+    for (int b = 0; b < kGateBlocks; ++b) {
+      barrier_wait(&s.full[ring.stage], ring.parity);
+      wgmma_fence();
+#pragma unroll
+      for (int step = 0; step < 4; ++step)
+        wgmma_ss_n256(score, advance(z, (b % 4) * kZTile + step * 32),
+                      advance(ring_base, ring.stage * kBlockBytes + step * 32), step > 0 || b > 0);
+      wgmma_commit();
+      if (b > 0) {
+        wgmma_wait<1>();
+        if (lane == 0) barrier_arrive(&s.empty[held]);
+      }
+      held = ring.stage;
+      ring.next();
+    }
+    wgmma_wait<0>();
+    if (lane == 0) {
+      barrier_arrive(&s.empty[held]);
+      barrier_arrive(&s.z_empty[group]);
+    }
+    pin(score);
+
+    const RouteItem item = route_item(a, n);
+    const float2* bias = reinterpret_cast<const float2*>(a.bias + item.head * kExperts) + quad;
+#pragma unroll
+    for (int j = 0; j < 32; ++j) {
+      const float2 shift = __ldg(bias + 4 * j);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float sigma = reciprocal_fast(1.0f + exp2_fast(score[4 * j + i] * -1.4426950408889634f));
+        // The clamp turns NaN and −∞ into a number, so that every round below finds a column.
+        score[4 * j + i] = fmaxf(sigma + (i & 1 ? shift.y : shift.x), -FLT_MAX);
+      }
+    }
+    const std::int64_t row = item.row + group * 64 + warp * 16 + lane / 4;
+    choose<0>(score, a, row, item.head, quad);
+    choose<1>(score, a, row + 8, item.head, quad);
+  }
+}
+
+__global__ __launch_bounds__(kThreads, 1) void route_kernel(const __grid_constant__ RouteArgs a) {
+#ifdef MAGI_SM90A
+  extern __shared__ __align__(1024) unsigned char memory[];
+  Tiles& s = *reinterpret_cast<Tiles*>(memory);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      barrier_init(&s.full[i], 1);
+      barrier_init(&s.empty[i], 8);
+    }
+    for (int i = 0; i < 2; ++i) {
+      barrier_init(&s.z_full[i], 2);
+      barrier_init(&s.z_empty[i], 4);
+    }
+    fence_barrier_init();
+  }
+  __syncthreads();
+  if (threadIdx.x >= 2 * kWarpgroup) {
+    give_registers<24>();
+    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    if (warp == 0) {
+      if (lane == 0) stream_gate(s, a);
+    } else if (warp >= 2) {
+      load_rows(s, a, warp - 2, lane);
+    }
+  } else {
+    take_registers<240>();
+    score_rows(s, a);
+  }
+#endif
+}
+
+}  // namespace
+}  // namespace moe
+
+bool moe_sm90_takes(const MoeShape& shape) {
+  int device = 0, major = 0, minor = 0;
+  check_cuda(cudaGetDevice(&device), "moe");
+  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "moe");
+  check_cuda(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "moe");
+  return major == 9 && minor == 0 && shape.dim == moe::kDim && shape.hidden > 0 && shape.hidden % 64 == 0 &&
+         shape.experts == moe::kExperts && shape.top_k == moe::kTopK && shape.rows * shape.top_k < (1ll << 31);
+}
+
+void route(const void* z, std::int64_t z_pitch, const void* packed_router, const float* bias, float scale, int* index,
+           float* weight, const MoeShape& shape, cudaStream_t stream) {
+  moe::RouteArgs args{static_cast<const __nv_bfloat16*>(z),
+                      z_pitch,
+                      static_cast<const unsigned char*>(packed_router),
+                      bias,
+                      scale,
+                      index,
+                      weight,
+                      shape.rows,
+                      shape.heads,
+                      static_cast<int>((shape.rows + moe::kRows - 1) / moe::kRows)};
+  launch_persistent(moe::route_kernel, args, moe::kThreads, sizeof(moe::Tiles), stream, "route");
+}
+
+}  // namespace magi::cuda
