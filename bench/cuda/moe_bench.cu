@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks and times the mixture-of-experts kernels on fresh random inputs, at the release's widths and, for the portable
-// ones, at small odd sizes. Usage: moe_bench [--small | --quick | --check] [--time] [--once] [--seed S]; --once is one run
-// for a profiler. Exit code 0 only if every check passed. References are plain f64 kernels that read the weights as the
-// checkpoint has them. To build:
-// nvcc -std=c++20 -O3 -DFMT_USE_CONSTEXPR=1 -DFMT_HEADER_ONLY -gencode=arch=compute_90a,code=sm_90a -cudart static -Isrc
+// Checks and times the mixture-of-experts kernels on fresh random inputs, at the release's widths and, for
+// the portable ones, at small odd sizes. Usage: moe_bench [--small | --quick | --check] [--time] [--once]
+// [--seed S]; --once is one run for a profiler. Exit code 0 only if every check passed. References are plain
+// f64 kernels that read the weights as the checkpoint has them. To build: nvcc -std=c++20 -O3
+// -DFMT_USE_CONSTEXPR=1 -DFMT_HEADER_ONLY -gencode=arch=compute_90a,code=sm_90a -cudart static -Isrc
 //   src/ops/cuda/{experts_sm90,experts_portable,router,router_portable,moe_sort,moe_pack,moe_combine}.cu
 //   bench/cuda/moe_bench.cu
 #include <cuda_bf16.h>
@@ -19,22 +19,15 @@
 #include <thread>
 #include <vector>
 
+#include "moe_reference.cuh"
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/moe.h"
 
 namespace {
 
-using magi::cuda::MoeShape;
-using magi::cuda::SortedRouting;
-using Bf16 = __nv_bfloat16;
-using magi::cuda::check_cuda;
-
 using magi::DType;
 
 constexpr MoeShape kRelease{0, 12, 256, 256, 1280, 6};
-constexpr int kMaxExperts = 256, kMaxHidden = 1280, kMaxTopK = 16;  // of the references
-constexpr float kScale = 4.9f;
-constexpr int kSamples = 64;
 bool failed = false;
 
 void expect(bool good, const char* what, double value) {
@@ -59,184 +52,6 @@ void finish(const char* what) {
   }
   check_cuda(status, what);
   cudaEventDestroy(done);
-}
-
-// ---------------------------------------------------------------- inputs
-
-__device__ std::uint64_t mix(std::uint64_t x) {
-  x += 0x9e3779b97f4a7c15ull;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-  return x ^ (x >> 31);
-}
-__device__ float normal(std::uint64_t seed, std::uint64_t i) {
-  const std::uint64_t r = mix(seed * 0x2545f4914f6cdd1dull + i);
-  const float u = (static_cast<std::uint32_t>(r >> 40) + 1) * (1.0f / 16777217.0f);
-  const float v = static_cast<std::uint32_t>(r & 0xffffff) * (1.0f / 16777216.0f);
-  return sqrtf(-2.0f * __logf(u)) * __cosf(6.2831853f * v);
-}
-template <typename T>
-__global__ void fill_normal(T* to, std::int64_t count, std::uint64_t seed, float sigma) {
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
-       i += static_cast<std::int64_t>(gridDim.x) * blockDim.x)
-    to[i] = static_cast<T>(sigma * normal(seed, i));
-}
-template <typename T>
-T* random_array(std::int64_t count, std::uint64_t seed, float sigma) {
-  T* p;
-  check_cuda(cudaMalloc(&p, count * sizeof(T)), "allocate");
-  fill_normal<<<2048, 256>>>(p, count, seed, sigma);
-  return p;
-}
-template <typename T>
-T* array(std::int64_t count) {
-  T* p;
-  check_cuda(cudaMalloc(&p, std::max<std::int64_t>(count, 1) * sizeof(T)), "allocate");
-  return p;
-}
-
-// ---------------------------------------------------------------- references
-
-struct RouteErrors {
-  int mismatches, compared;
-  float score, weight;
-};
-/// One block of `experts` threads per (sample, head): the selection in f64 against the kernel's.
-template <typename T>
-__global__ void check_route(MoeShape s, const T* z, const float* gate, const float* bias, const int* index,
-                            const float* weight, RouteErrors* errors) {
-  __shared__ double score[kMaxExperts], sigma[kMaxExperts];
-  __shared__ int chosen[kMaxTopK + 1];
-  const std::int64_t rows = s.rows;
-  const std::int64_t row = rows <= kSamples ? blockIdx.x : (blockIdx.x * rows) / gridDim.x + blockIdx.x % 7;
-  const int head = blockIdx.y, e = threadIdx.x;
-  if (row >= rows) return;
-  double sum = 0;
-  for (int k = 0; k < s.dim; ++k)
-    sum += double(float(z[(row * s.heads + head) * s.dim + k])) * gate[(head * s.experts + e) * s.dim + k];
-  sigma[e] = 1 / (1 + exp(-sum));
-  score[e] = sigma[e] + bias[head * s.experts + e];
-  __syncthreads();
-  if (e > 0) return;
-  double total = 0, last = 0, next = -1e30;
-  for (int k = 0; k <= s.top_k && k < s.experts; ++k) {
-    int best = -1;
-    for (int i = 0; i < s.experts; ++i) {
-      bool used = false;
-      for (int c = 0; c < k; ++c) used |= chosen[c] == i;
-      if (!used && (best < 0 || score[i] > score[best])) best = i;
-    }
-    chosen[k] = best;
-    if (k < s.top_k) total += sigma[best];
-    (k < s.top_k ? last : next) = score[best];
-  }
-  if (last - next <= 1e-6) return;
-  atomicAdd(&errors->compared, 1);
-  const std::int64_t at = (row * s.heads + head) * s.top_k;
-  for (int k = 0; k < s.top_k; ++k) {
-    bool found = false;
-    for (int c = 0; c < s.top_k; ++c) {
-      if (index[at + c] != chosen[k]) continue;
-      found = true;
-      const double right = sigma[chosen[k]] / total * kScale;
-      atomicMax(reinterpret_cast<int*>(&errors->weight), __float_as_int(float(fabs(weight[at + c] - right))));
-    }
-    if (!found) atomicAdd(&errors->mismatches, 1);
-    if (k > 0 && (index[at + k] < 0 || score[index[at + k - 1]] < score[index[at + k]] - 1e-6))
-      atomicAdd(&errors->mismatches, 1);
-  }
-}
-
-__device__ double swiglu7(double a, double b) {
-  a = fmin(a, 7.0);
-  b = fmax(fmin(b, 7.0), -7.0);
-  return a / (1 + exp(-1.702 * a)) * (b + 1);
-}
-__device__ double rounded(double x) { return __bfloat162float(__float2bfloat16(float(x))); }
-
-struct ExpertErrors {
-  double norm, kernel, plain;  ///< sums of squares
-};
-/// One block of `dim` threads per (sample, head): y in f64 and in plain bf16 arithmetic (every tensor rounded), and the
-/// kernel's distance and plain bf16's from f64.
-template <typename T>
-__global__ void check_experts(MoeShape s, const T* z, const T* gate, const T* up, const T* down, const int* index,
-                              const float* weight, const T* y, ExpertErrors* errors) {
-  __shared__ double exact[kMaxHidden], plain[kMaxHidden];
-  const std::int64_t rows = s.rows;
-  const std::int64_t row = rows <= kSamples ? blockIdx.x : (blockIdx.x * rows) / gridDim.x + blockIdx.x % 7;
-  const int head = blockIdx.y, d = threadIdx.x;
-  if (row >= rows) return;
-  double y_exact = 0, y_plain = 0;
-  for (int c = 0; c < s.top_k; ++c) {
-    const std::int64_t at = (row * s.heads + head) * s.top_k + c;
-    const std::int64_t base = (static_cast<std::int64_t>(head) * s.experts + index[at]) * s.dim * s.hidden;
-    __syncthreads();
-    for (int j = d; j < s.hidden; j += s.dim) {
-      double g = 0, u = 0;
-      for (int k = 0; k < s.dim; ++k) {
-        const double x = float(z[(row * s.heads + head) * s.dim + k]);
-        g += x * double(float(gate[base + k * s.hidden + j]));
-        u += x * double(float(up[base + k * s.hidden + j]));
-      }
-      exact[j] = swiglu7(g, u);
-      plain[j] = rounded(swiglu7(rounded(g), rounded(u)));
-    }
-    __syncthreads();
-    double q = 0, p = 0;
-    for (int j = 0; j < s.hidden; ++j) {
-      const double w = float(down[base + j * s.dim + d]);
-      q += exact[j] * w;
-      p += plain[j] * w;
-    }
-    y_exact += weight[at] * q;
-    y_plain += weight[at] * rounded(p);
-  }
-  const double e = double(float(y[(row * s.heads + head) * s.dim + d])) - y_exact;
-  atomicAdd(&errors->norm, y_exact * y_exact);
-  atomicAdd(&errors->kernel, e == e ? e * e : 1e30);
-  atomicAdd(&errors->plain, (rounded(y_plain) - y_exact) * (rounded(y_plain) - y_exact));
-}
-
-/// Sum of hashes of (position, word); NaN bf16s counted.
-__global__ void digest_kernel(const std::uint32_t* words, std::int64_t count, unsigned long long* sum, int* nans) {
-  unsigned long long s = 0;
-  int bad = 0;
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
-       i += static_cast<std::int64_t>(gridDim.x) * blockDim.x) {
-    s += mix(words[i] + (static_cast<std::uint64_t>(i) << 32));
-    bad += ((words[i] & 0x7fff) > 0x7f80) + ((words[i] >> 16 & 0x7fff) > 0x7f80);
-  }
-  atomicAdd(sum, s);
-  if (bad) atomicAdd(nans, bad);
-}
-struct Digest {
-  unsigned long long sum = 0;
-  int nans = 0;
-};
-Digest digest(const void* p, std::int64_t bytes) {
-  static auto* sum = array<unsigned long long>(1);
-  static auto* nans = array<int>(1);
-  cudaMemset(sum, 0, 8);
-  cudaMemset(nans, 0, 4);
-  digest_kernel<<<1024, 256>>>(static_cast<const std::uint32_t*>(p), bytes / 4, sum, nans);
-  Digest d;
-  check_cuda(cudaMemcpy(&d.sum, sum, 8, cudaMemcpyDeviceToHost), "digest");
-  check_cuda(cudaMemcpy(&d.nans, nans, 4, cudaMemcpyDeviceToHost), "digest");
-  return d;
-}
-
-/// Within each expert's range: slots of that expert, strictly ascending (hence each once).
-__global__ void check_order(MoeShape shape, SortedRouting s, const int* index, int* bad) {
-  const std::int64_t slots = shape.rows * shape.top_k;
-  const int head = blockIdx.y, e = blockIdx.x;
-  const int* starts = s.expert_start + head * (shape.experts + 1);
-  for (std::int64_t p = starts[e] + threadIdx.x; p < starts[e + 1]; p += blockDim.x) {
-    const int slot = s.order[head * slots + p];
-    bool good = slot >= 0 && slot < slots && (p == starts[e] || s.order[head * slots + p - 1] < slot);
-    good = good && index[(static_cast<std::int64_t>(slot / shape.top_k) * shape.heads + head) * shape.top_k + slot % shape.top_k] == e;
-    if (!good) atomicAdd(bad, 1);
-  }
 }
 
 // ---------------------------------------------------------------- the layer
@@ -314,8 +129,8 @@ struct Run {
   void sort() { sorted = magi::cuda::sort_routing(index, workspace, shape, nullptr); }
   void experts() {
     if (portable)
-      magi::cuda::run_experts_portable(z, width, kType, l.gate, l.up, l.down, sorted, expanded, 0, shape.heads, shape,
-                                       nullptr);
+      magi::cuda::run_experts_portable(z, width, kType, l.gate, l.up, l.down, sorted, expanded, 0,
+                                       shape.heads, shape, nullptr);
     else
       magi::cuda::run_experts(z, width, l.packed, sorted, expanded, 0, shape.heads, shape, nullptr);
   }
@@ -335,7 +150,8 @@ struct Run {
   std::vector<int> counts() const {
     const int experts = shape.experts;
     std::vector<int> starts(shape.heads * (experts + 1)), counts;
-    check_cuda(cudaMemcpy(starts.data(), sorted.expert_start, starts.size() * 4, cudaMemcpyDeviceToHost), "counts");
+    check_cuda(cudaMemcpy(starts.data(), sorted.expert_start, starts.size() * 4, cudaMemcpyDeviceToHost),
+               "counts");
     for (int h = 0; h < shape.heads; ++h)
       for (int e = 0; e < experts; ++e)
         counts.push_back(starts[h * (experts + 1) + e + 1] - starts[h * (experts + 1) + e]);
@@ -353,10 +169,11 @@ void check_against_f64(const Run<T>& r) {
   cudaMemset(expert_errors, 0, sizeof(ExpertErrors));
   const MoeShape& s = r.shape;
   const int samples = static_cast<int>(std::min<std::int64_t>(s.rows, 2000));
-  check_route<<<dim3(samples, s.heads), s.experts>>>(s, r.z, r.l.router, r.l.bias, r.index, r.weight, route_errors);
+  check_route<<<dim3(samples, s.heads), s.experts>>>(s, r.z, r.l.router, r.l.bias, r.index, r.weight,
+                                                     route_errors);
   check_order<<<dim3(s.experts, s.heads), 128>>>(s, r.sorted, r.index, bad);
-  check_experts<<<dim3(kSamples, s.heads), s.dim>>>(s, r.z, r.l.gate, r.l.up, r.l.down, r.index, r.weight, r.y,
-                                                    expert_errors);
+  check_experts<<<dim3(kSamples, s.heads), s.dim>>>(s, r.z, r.l.gate, r.l.up, r.l.down, r.index, r.weight,
+                                                    r.y, expert_errors);
   finish("references");
   RouteErrors re;
   ExpertErrors ee;
@@ -379,8 +196,9 @@ void check_against_f64(const Run<T>& r) {
 template <typename T>
 void check(const Layer<T>& l, std::int64_t rows, const T* z, const char* name, bool portable = false) {
   Run<T> r(l, rows, z, portable);
-  std::printf("%s, %s, %ld rows, %d heads of %d experts %d×%d, top %d\n", name, r.portable ? "portable" : "sm90",
-              static_cast<long>(rows), l.shape.heads, l.shape.experts, l.shape.dim, l.shape.hidden, l.shape.top_k);
+  std::printf("%s, %s, %ld rows, %d heads of %d experts %d×%d, top %d\n", name,
+              r.portable ? "portable" : "sm90", static_cast<long>(rows), l.shape.heads, l.shape.experts,
+              l.shape.dim, l.shape.hidden, l.shape.top_k);
   r.poison();
   r.all();
   const std::vector<int> counts = r.counts();
@@ -416,8 +234,8 @@ void check(const Layer<T>& l, std::int64_t rows, const T* z, const char* name, b
 /// Sizes that no tensor-core tile divides.
 template <typename T>
 void check_small(std::uint64_t seed) {
-  for (const MoeShape& shape : {MoeShape{0, 2, 8, 24, 40, 3}, MoeShape{0, 3, 5, 33, 17, 5}, MoeShape{0, 1, 256, 128, 96, 6},
-                                MoeShape{0, 2, 64, 200, 72, 1}}) {
+  for (const MoeShape& shape : {MoeShape{0, 2, 8, 24, 40, 3}, MoeShape{0, 3, 5, 33, 17, 5},
+                                MoeShape{0, 1, 256, 128, 96, 6}, MoeShape{0, 2, 64, 200, 72, 1}}) {
     const Layer<T> l(shape, seed);
     const T* z = random_array<T>(1000 * shape.heads * shape.dim, seed + 6, 1.0f);
     for (std::int64_t rows : {1, 17, 333}) check(l, rows, z, sizeof(T) == 2 ? "bf16" : "f32");
@@ -453,9 +271,11 @@ void time_layer(const Layer<Bf16>& l, std::int64_t rows, const Bf16* z, bool por
   const double experts = median_ms(repeats, [&] { r.experts(); });
   const double again = median_ms(repeats, [&] { r.experts(); });
   const double combine = median_ms(repeats, [&] { r.combine(); });
-  const double flops = static_cast<double>(rows) * l.shape.heads * l.shape.top_k * 3 * 2 * l.shape.dim * l.shape.hidden;
+  const double flops =
+      static_cast<double>(rows) * l.shape.heads * l.shape.top_k * 3 * 2 * l.shape.dim * l.shape.hidden;
   std::printf(
-      "TIME %s rows %ld (%d..%d an expert): route %.3f ms, sort %.3f ms, experts %.3f / %.3f ms = %.0f / %.0f TFLOP/s, "
+      "TIME %s rows %ld (%d..%d an expert): route %.3f ms, sort %.3f ms, experts %.3f / %.3f ms = %.0f / "
+      "%.0f TFLOP/s, "
       "combine %.3f ms (%.0f GB/s), experts+combine %.0f TFLOP/s\n",
       portable ? "portable" : "sm90", static_cast<long>(rows), *least, *most, route, sort, experts, again,
       flops / experts * 1e-9, flops / again * 1e-9, combine, (r.expanded_bytes + r.y_bytes) / combine * 1e-6,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fused expert FFN for any architecture from sm_80 and any sizes (dim ≤ 256). bf16: 64 rows a block, four warps of 16 rows
-// on mma.sync; hidden columns in chunks of 32, weights by cp.async, the next gate/up load running under the down product
-// and the next down load under gate/up. f32: plain arithmetic, for checking.
+// Fused expert FFN for any architecture from sm_80 and any sizes (dim ≤ 256). bf16: 64 rows a block, four
+// warps of 16 rows on mma.sync; hidden columns in chunks of 32, weights by cp.async, the next gate/up load
+// running under the down product and the next down load under gate/up. f32: plain arithmetic, for checking.
 #include <cuda_bf16.h>
 
 #include "ops/cuda/launch.cuh"
@@ -58,8 +58,8 @@ __device__ __forceinline__ std::uint32_t shared_at(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }
 
-/// `count` ≤ kColumns elements of a row into shared memory, zeros behind; kColumns a multiple of 8. `wide` = 16-byte copies
-/// are aligned and count is a multiple of 8.
+/// `count` ≤ kColumns elements of a row into shared memory, zeros behind; kColumns a multiple of 8. `wide` =
+/// 16-byte copies are aligned and count is a multiple of 8.
 template <int kColumns>
 __device__ __forceinline__ void copy_piece(Bf16* to, const Bf16* from, int piece, int count, bool wide) {
   const int left = count - piece * 8;
@@ -71,7 +71,9 @@ __device__ __forceinline__ void copy_piece(Bf16* to, const Bf16* from, int piece
     for (int i = 0; i < 8; ++i) to[piece * 8 + i] = i < left ? from[piece * 8 + i] : __float2bfloat16(0.0f);
   }
 }
-__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
 template <int kPending>
 __device__ __forceinline__ void wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
@@ -94,7 +96,8 @@ __device__ __forceinline__ void load_b(std::uint32_t (&b)[4], const Bf16* tile, 
 }
 __device__ __forceinline__ void mma(float* d, const std::uint32_t* a, const std::uint32_t* b) {
   asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
@@ -111,7 +114,8 @@ __device__ __forceinline__ std::uint32_t pack(float low, float high) {
 }
 
 template <int kDim>
-__device__ void load_gate_up(PortableTiles<kDim>& s, const PortableArgs& a, int expert, int chunk, bool wide) {
+__device__ void load_gate_up(PortableTiles<kDim>& s, const PortableArgs& a, int expert, int chunk,
+                             bool wide) {
   const std::int64_t base = static_cast<std::int64_t>(expert) * a.dim * a.hidden + chunk * kChunk;
   constexpr int kPieces = kChunk / 8;
   for (int i = threadIdx.x; i < kDim * kPieces; i += kThreads) {
@@ -127,8 +131,10 @@ __device__ void load_down(PortableTiles<kDim>& s, const PortableArgs& a, int exp
   constexpr int kPieces = kDim / 8;
   for (int i = threadIdx.x; i < kChunk * kPieces; i += kThreads) {
     const int k = i / kPieces, piece = i % kPieces, hidden = chunk * kChunk + k;
-    const std::int64_t at = (static_cast<std::int64_t>(expert) * a.hidden + min(hidden, a.hidden - 1)) * a.dim;
-    copy_piece<kDim>(s.down[k], static_cast<const Bf16*>(a.down) + at, piece, hidden < a.hidden ? a.dim : 0, wide);
+    const std::int64_t at =
+        (static_cast<std::int64_t>(expert) * a.hidden + min(hidden, a.hidden - 1)) * a.dim;
+    copy_piece<kDim>(s.down[k], static_cast<const Bf16*>(a.down) + at, piece, hidden < a.hidden ? a.dim : 0,
+                     wide);
   }
 }
 
@@ -138,14 +144,16 @@ __device__ void load_z(PortableTiles<kDim>& s, const PortableArgs& a, const Part
   for (int i = threadIdx.x; i < kRows * kPieces; i += kThreads) {
     const int row = i / kPieces, piece = i % kPieces;
     const std::int64_t token = part.slots[min(row, part.rows - 1)] / a.top_k;
-    const Bf16* from = static_cast<const Bf16*>(a.z) + token * a.z_pitch + static_cast<std::int64_t>(part.head) * a.dim;
+    const Bf16* from =
+        static_cast<const Bf16*>(a.z) + token * a.z_pitch + static_cast<std::int64_t>(part.head) * a.dim;
     copy_piece<kDim>(s.z[row], from, piece, a.dim, wide);
   }
 }
 
 /// The chunk's hidden values of a warp's 16 rows, as A operands of the down product.
 template <int kDim>
-__device__ __forceinline__ void gate_up(const PortableTiles<kDim>& s, int warp, int lane, std::uint32_t (&h)[2][4]) {
+__device__ __forceinline__ void gate_up(const PortableTiles<kDim>& s, int warp, int lane,
+                                        std::uint32_t (&h)[2][4]) {
   float gate[kChunk / 8][4] = {}, up[kChunk / 8][4] = {};
 #pragma unroll 4
   for (int k = 0; k < kDim; k += 16) {
@@ -169,8 +177,8 @@ __device__ __forceinline__ void gate_up(const PortableTiles<kDim>& s, int warp, 
 }
 
 template <int kDim>
-__device__ __forceinline__ void store(const PortableArgs& a, const Part& part, const float (&sum)[kDim / 8][4], int warp,
-                                      int lane) {
+__device__ __forceinline__ void store(const PortableArgs& a, const Part& part,
+                                      const float (&sum)[kDim / 8][4], int warp, int lane) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = warp * 16 + lane / 4 + half * 8;
@@ -234,7 +242,8 @@ __global__ __launch_bounds__(kThreads) void experts_bf16_kernel(const __grid_con
 
 constexpr int kF32Rows = 16;
 constexpr int kF32Chunk = 64;
-constexpr int kF32Threads = 256;  ///< 64 hidden columns × 4 groups of rows, then up to 256 columns of the result
+constexpr int kF32Threads =
+    256;  ///< 64 hidden columns × 4 groups of rows, then up to 256 columns of the result
 
 __global__ __launch_bounds__(kF32Threads) void experts_f32_kernel(const __grid_constant__ PortableArgs a) {
   __shared__ float z[kF32Rows][256];
@@ -247,7 +256,8 @@ __global__ __launch_bounds__(kF32Threads) void experts_f32_kernel(const __grid_c
     for (int i = t; i < kF32Rows * a.dim; i += kF32Threads) {
       const int row = i / a.dim, k = i % a.dim;
       const std::int64_t token = part.slots[min(row, part.rows - 1)] / a.top_k;
-      z[row][k] = static_cast<const float*>(a.z)[token * a.z_pitch + static_cast<std::int64_t>(part.head) * a.dim + k];
+      z[row][k] = static_cast<const float*>(
+          a.z)[token * a.z_pitch + static_cast<std::int64_t>(part.head) * a.dim + k];
     }
     const std::int64_t base = static_cast<std::int64_t>(part.expert) * a.dim * a.hidden;
     float sum[kF32Rows] = {};
@@ -269,7 +279,8 @@ __global__ __launch_bounds__(kF32Threads) void experts_f32_kernel(const __grid_c
       __syncthreads();
       if (t >= a.dim) continue;
       for (int k = 0; k < min(kF32Chunk, a.hidden - first); ++k) {
-        const float w = static_cast<const float*>(a.down)[base + static_cast<std::int64_t>(first + k) * a.dim + t];
+        const float w =
+            static_cast<const float*>(a.down)[base + static_cast<std::int64_t>(first + k) * a.dim + t];
 #pragma unroll
         for (int r = 0; r < kF32Rows; ++r) sum[r] = fmaf(h[r][k], w, sum[r]);
       }
@@ -279,7 +290,8 @@ __global__ __launch_bounds__(kF32Threads) void experts_f32_kernel(const __grid_c
       for (int r = 0; r < kF32Rows; ++r)
         if (r < part.rows)
           static_cast<float*>(a.expanded)[((part.head - a.first_head) * a.slots + part.slots[r]) *
-                                              static_cast<std::int64_t>(a.dim) + t] = sum[r];
+                                              static_cast<std::int64_t>(a.dim) +
+                                          t] = sum[r];
     }
   }
 }
@@ -287,16 +299,17 @@ __global__ __launch_bounds__(kF32Threads) void experts_f32_kernel(const __grid_c
 template <int kDim>
 void launch_bf16(const PortableArgs& args, int blocks, cudaStream_t stream) {
   constexpr int kBytes = sizeof(PortableTiles<kDim>);
-  check_cuda(cudaFuncSetAttribute(experts_bf16_kernel<kDim>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
-             "run_experts_portable");
+  check_cuda(
+      cudaFuncSetAttribute(experts_bf16_kernel<kDim>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+      "run_experts_portable");
   experts_bf16_kernel<kDim><<<blocks, kThreads, kBytes, stream>>>(args);
 }
 
 }  // namespace
 
 void run_experts_portable(const void* z, std::int64_t z_pitch, DType dtype, const void* gate, const void* up,
-                          const void* down, const SortedRouting& sorted, void* expanded, int first_head, int head_count,
-                          const MoeShape& shape, cudaStream_t stream) {
+                          const void* down, const SortedRouting& sorted, void* expanded, int first_head,
+                          int head_count, const MoeShape& shape, cudaStream_t stream) {
   const PortableArgs args{z,
                           gate,
                           up,
@@ -315,7 +328,8 @@ void run_experts_portable(const void* z, std::int64_t z_pitch, DType dtype, cons
                           shape.top_k};
   int device = 0, processors = 0;
   check_cuda(cudaGetDevice(&device), "run_experts_portable");
-  check_cuda(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "run_experts_portable");
+  check_cuda(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device),
+             "run_experts_portable");
   if (dtype == DType::f32)
     experts_f32_kernel<<<processors * 4, kF32Threads, 0, stream>>>(args);
   else if (shape.dim <= 64)

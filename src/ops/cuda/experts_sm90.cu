@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fused expert FFN on Hopper: E(z) = bf16(swiglu7(z·W_gate, z·W_up))·W_down for every (expert, rows) work item, in one
-// persistent launch. Shaped like attention: the hidden dimension goes by in chunks of 64; gate and up of a chunk are one
-// wgmma of 128 columns whose two halves are separate accumulators in the same thread; swiglu7 happens in registers and
-// its result is the A operand of the down product, which accumulates 64×256 per warpgroup.
+// Fused expert FFN on Hopper: E(z) = bf16(swiglu7(z·W_gate, z·W_up))·W_down for every (expert, rows) work
+// item, in one persistent launch. Shaped like attention: the hidden dimension goes by in chunks of 64; gate
+// and up of a chunk are one wgmma of 128 columns whose two halves are separate accumulators in the same
+// thread; swiglu7 happens in registers and its result is the A operand of the down product, which accumulates
+// 64×256 per warpgroup.
 //
-// Warps: two consumer warpgroups of 64 rows each, which drift apart by themselves so that one's swiglu7 runs under the
-// other's products; one producer warpgroup: warp 0 streams weight blocks, warp 1 hands out work items, warps 2 and 3
-// gather rows of z. What was tried besides (turns, clusters with multicast, half chunks): docs/performance.md.
+// Warps: two consumer warpgroups of 64 rows each, which drift apart by themselves so that one's swiglu7 runs
+// under the other's products; one producer warpgroup: warp 0 streams weight blocks, warp 1 hands out work
+// items, warps 2 and 3 gather rows of z. What was tried besides (turns, clusters with multicast, half
+// chunks): docs/performance.md.
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/moe.h"
 #include "ops/cuda/moe_sm90.cuh"
+
+#ifndef MAGI_SM90A
+#pragma nv_diag_suppress 177  // elsewhere the kernel has no body, and its parts no use
+#endif
 
 namespace magi::cuda {
 namespace moe {
@@ -154,8 +160,8 @@ __device__ __forceinline__ void issue_gate_up(float (&gu)[64], std::uint64_t z, 
 }
 
 /// Issues down (+)= h·W_down over a chunk.
-__device__ __forceinline__ void issue_down(float (&down)[128], const std::uint32_t (&h)[16], std::uint64_t weights,
-                                           bool add) {
+__device__ __forceinline__ void issue_down(float (&down)[128], const std::uint32_t (&h)[16],
+                                           std::uint64_t weights, bool add) {
 #pragma unroll
   for (int step = 0; step < 4; ++step)
     wgmma_rs_n256(down, h + 4 * step, advance(weights, step * 32), step > 0 || add);
@@ -171,8 +177,8 @@ __device__ __forceinline__ void activate(const float (&gu)[64], std::uint32_t (&
   }
 }
 
-__device__ __forceinline__ void store_rows(const float (&down)[128], const ExpertsArgs& a, int head, int slot_a,
-                                           int slot_b, int quad) {
+__device__ __forceinline__ void store_rows(const float (&down)[128], const ExpertsArgs& a, int head,
+                                           int slot_a, int slot_b, int quad) {
   std::int64_t base = (head - a.first_head) * a.slots;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -189,7 +195,8 @@ __device__ __forceinline__ void store_rows(const float (&down)[128], const Exper
 }
 
 __device__ __forceinline__ void consume(ExpertsShared& s, const ExpertsArgs& a) {
-  const int group = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0), warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  const int group = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0), warp = threadIdx.x / 32 % 4,
+            lane = threadIdx.x % 32;
   const std::uint64_t z = k_major_operand(s.z[0] + group * (kZTile / 2));
   const std::uint64_t ring_base = k_major_operand(s.ring[0]);
   auto block = [&](int stage) { return ring_base + static_cast<std::uint64_t>(stage * (kBlockBytes >> 4)); };
@@ -296,14 +303,16 @@ __global__ __launch_bounds__(kThreads, 1) void experts_kernel(const __grid_const
     take_registers<240>();
     consume(s, a);
   }
+#else
+  __trap();  // built for sm_90 without the a
 #endif
 }
 
 }  // namespace
 }  // namespace moe
 
-void run_experts(const void* z, std::int64_t z_pitch, const void* packed, const SortedRouting& sorted, void* expanded,
-                 int first_head, int head_count, const MoeShape& shape, cudaStream_t stream) {
+void run_experts(const void* z, std::int64_t z_pitch, const void* packed, const SortedRouting& sorted,
+                 void* expanded, int first_head, int head_count, const MoeShape& shape, cudaStream_t stream) {
   moe::ExpertsArgs args{static_cast<const __nv_bfloat16*>(z),
                         z_pitch,
                         static_cast<const unsigned char*>(packed),
@@ -319,7 +328,8 @@ void run_experts(const void* z, std::int64_t z_pitch, const void* packed, const 
                         shape.top_k,
                         shape.hidden / moe::kChunk};
   check_cuda(cudaMemsetAsync(sorted.cursor, 0, sizeof(int), stream), "run_experts");
-  launch_persistent(moe::experts_kernel, args, moe::kThreads, sizeof(moe::ExpertsShared), stream, "run_experts");
+  launch_persistent(moe::experts_kernel, args, moe::kThreads, sizeof(moe::ExpertsShared), stream,
+                    "run_experts");
 }
 
 }  // namespace magi::cuda

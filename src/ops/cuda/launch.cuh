@@ -15,7 +15,9 @@ inline void check_cuda(cudaError_t status, const char* what) {
   if (status != cudaSuccess) throw Error(std::string(what) + ": " + cudaGetErrorString(status));
 }
 
-inline void check_launch(const char* what) { check_cuda(cudaGetLastError(), what); }
+inline void check_launch(const char* what) {
+  check_cuda(cudaGetLastError(), what);
+}
 
 /// As many blocks as multiprocessors, one to each, with `shared_bytes` of shared memory.
 template <typename Args>
@@ -24,7 +26,8 @@ void launch_persistent(void (*kernel)(Args), const Args& args, int threads, std:
   int device = 0, processors = 0;
   check_cuda(cudaGetDevice(&device), what);
   check_cuda(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), what);
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  static_cast<int>(shared_bytes)),
              what);
   kernel<<<processors, threads, shared_bytes, stream>>>(args);
   check_launch(what);

@@ -8,7 +8,8 @@
 namespace magi::cuda {
 namespace {
 
-/// `expanded` and y in units of Piece (16 bytes of bf16, or one element); a thread has one piece of a (token, head).
+/// `expanded` and y in units of Piece (16 bytes of bf16, or one element); a thread has one piece of a (token,
+/// head).
 struct CombineArgs {
   const void* expanded;
   const float* weight;
@@ -52,7 +53,8 @@ __global__ __launch_bounds__(256) void combine_kernel(const __grid_constant__ Co
   const int piece = static_cast<int>(i % a.pieces), head = static_cast<int>(blockIdx.y);
   if (n >= a.rows) return;
   const int top_k = kTopK > 0 ? kTopK : a.top_k;
-  const Storage* from = static_cast<const Storage*>(a.expanded) + (head * a.rows + n) * top_k * a.pieces + piece;
+  const Storage* from =
+      static_cast<const Storage*>(a.expanded) + (head * a.rows + n) * top_k * a.pieces + piece;
   const float* w = a.weight + (n * a.heads + a.first_head + head) * top_k;
   Piece sum;
   if constexpr (kTopK > 0) {
@@ -64,8 +66,8 @@ __global__ __launch_bounds__(256) void combine_kernel(const __grid_constant__ Co
   } else {
     for (int k = 0; k < top_k; ++k) sum.add(w[k], from[static_cast<std::int64_t>(k) * a.pieces]);
   }
-  static_cast<Storage*>(a.y)[n * a.y_pitch + static_cast<std::int64_t>(a.first_head + head) * a.pieces + piece] =
-      sum.result();
+  static_cast<Storage*>(
+      a.y)[n * a.y_pitch + static_cast<std::int64_t>(a.first_head + head) * a.pieces + piece] = sum.result();
 }
 
 }  // namespace
@@ -75,9 +77,10 @@ void combine_experts(const void* expanded, const float* weight, void* y, std::in
   if (shape.rows == 0) return;
   const bool eights = dtype == DType::bf16 && shape.dim % 8 == 0 && y_pitch % 8 == 0;
   const int unit = eights ? 8 : 1;
-  const CombineArgs args{expanded,   weight,     y,           y_pitch / unit, shape.rows, shape.dim / unit,
-                         shape.heads, first_head, shape.top_k};
-  const dim3 grid(static_cast<unsigned>((shape.rows * args.pieces + 255) / 256), static_cast<unsigned>(head_count));
+  const CombineArgs args{expanded,         weight,      y,          y_pitch / unit, shape.rows,
+                         shape.dim / unit, shape.heads, first_head, shape.top_k};
+  const dim3 grid(static_cast<unsigned>((shape.rows * args.pieces + 255) / 256),
+                  static_cast<unsigned>(head_count));
   if (eights && shape.top_k == 6)
     combine_kernel<Bf16Eight, 6><<<grid, 256, 0, stream>>>(args);
   else if (eights)

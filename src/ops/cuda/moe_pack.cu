@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Load-time layouts of the Hopper kernels: weights as images of their shared-memory tiles, so that the kernels stream them
-// with plain bulk copies.
+// Load-time layouts of the Hopper kernels: weights as images of their shared-memory tiles, so that the
+// kernels stream them with plain bulk copies.
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/moe.h"
 #include "ops/cuda/moe_sm90.cuh"
@@ -20,7 +20,8 @@ struct PackArgs {
 __global__ void pack_experts_kernel(PackArgs a) {
   constexpr int kPieces = kBlockBytes / 16;
   const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < a.pieces; i += stride) {
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < a.pieces;
+       i += stride) {
     const std::int64_t block = i / kPieces;
     const int within = static_cast<int>(i % kPieces);
     const std::int64_t expert = block / (a.chunks * kBlocksPerChunk);
@@ -32,7 +33,8 @@ __global__ void pack_experts_kernel(PackArgs a) {
     if (part < 2) {  // two tiles of 128 columns × 64 of K
       const int n = within % 128, piece = within / 128 % 8, tile = within / 1024;
       const int k = part * 128 + tile * 64 + piece * 8;
-      from = (n < 64 ? a.gate : a.up) + base + static_cast<std::int64_t>(k) * a.hidden + chunk * kChunk + n % 64;
+      from =
+          (n < 64 ? a.gate : a.up) + base + static_cast<std::int64_t>(k) * a.hidden + chunk * kChunk + n % 64;
       pitch = a.hidden;
       to = tile * (kBlockBytes / 2) + swizzled(n, piece);
     } else {  // one tile of 256 columns × 64 of K
@@ -53,7 +55,8 @@ __global__ void pack_router_kernel(const float* gate, uint4* packed, int heads) 
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= heads * kGateBlocks * kPieces) return;
   const int block = i / kPieces, n = i % kPieces / 8, piece = i % 8;
-  const int head = block / kGateBlocks, term = kTerms - 1 - block % kGateBlocks / 4, k = block % 4 * 64 + piece * 8;
+  const int head = block / kGateBlocks, term = kTerms - 1 - block % kGateBlocks / 4,
+            k = block % 4 * 64 + piece * 8;
   const float* from = gate + (static_cast<std::int64_t>(head) * kExperts + n) * kDim + k;
   __align__(16) __nv_bfloat16 value[8];
   for (int j = 0; j < 8; ++j) {
@@ -61,7 +64,8 @@ __global__ void pack_router_kernel(const float* gate, uint4* packed, int heads) 
     for (int t = 0; t < term; ++t) rest -= __bfloat162float(__float2bfloat16(rest));
     value[j] = __float2bfloat16(rest);
   }
-  packed[static_cast<std::int64_t>(block) * kPieces + swizzled(n, piece) / 16] = *reinterpret_cast<const uint4*>(value);
+  packed[static_cast<std::int64_t>(block) * kPieces + swizzled(n, piece) / 16] =
+      *reinterpret_cast<const uint4*>(value);
 }
 
 }  // namespace
@@ -71,8 +75,8 @@ std::size_t packed_experts_bytes(const MoeShape& shape, int heads) {
   return std::size_t{3} * 2 * heads * shape.experts * shape.dim * shape.hidden;
 }
 
-void pack_experts(const void* gate, const void* up, const void* down, void* packed, const MoeShape& shape, int heads,
-                  cudaStream_t stream) {
+void pack_experts(const void* gate, const void* up, const void* down, void* packed, const MoeShape& shape,
+                  int heads, cudaStream_t stream) {
   moe::PackArgs args{static_cast<const __nv_bfloat16*>(gate),
                      static_cast<const __nv_bfloat16*>(up),
                      static_cast<const __nv_bfloat16*>(down),
@@ -90,7 +94,8 @@ std::size_t packed_router_bytes(const MoeShape& shape) {
 
 void pack_router(const float* gate, void* packed, const MoeShape& shape, cudaStream_t stream) {
   const int pieces = static_cast<int>(packed_router_bytes(shape) / 16);
-  moe::pack_router_kernel<<<(pieces + 255) / 256, 256, 0, stream>>>(gate, static_cast<uint4*>(packed), shape.heads);
+  moe::pack_router_kernel<<<(pieces + 255) / 256, 256, 0, stream>>>(gate, static_cast<uint4*>(packed),
+                                                                    shape.heads);
   check_launch("pack_router");
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counting sort of the routing by (head, expert), stable and without atomics that order anything: within a block of 256
-// tokens each expert has a bit mask of its tokens, whose population counts are the histogram and, below a token's bit, its
-// rank. Then the table of work items of the experts' kernel.
+// Counting sort of the routing by (head, expert), stable and without atomics that order anything: within a
+// block of 256 tokens each expert has a bit mask of its tokens, whose population counts are the histogram
+// and, below a token's bit, its rank. Then the table of work items of the experts' kernel.
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/moe.h"
 
@@ -77,7 +77,8 @@ __global__ __launch_bounds__(kMaxExperts) void scan_kernel(SortArgs a) {
     for (int first = 0; first < a.blocks; first += kAhead) {
       int value[kAhead];
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) value[i] = first + i < a.blocks ? block_start(a, head, first + i, e) : 0;
+      for (int i = 0; i < kAhead; ++i)
+        value[i] = first + i < a.blocks ? block_start(a, head, first + i, e) : 0;
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
         if (first + i < a.blocks) block_start(a, head, first + i, e) = count;
@@ -94,7 +95,8 @@ __global__ __launch_bounds__(kMaxExperts) void scan_kernel(SortArgs a) {
   if (e == 0) a.sorted.head_items[head + 1] = total;  // the head's number until items_kernel sums them up
 }
 
-/// Writes each head's items; block h. Reads the other heads' numbers, so the sums are written by sum_items_kernel.
+/// Writes each head's items; block h. Reads the other heads' numbers, so the sums are written by
+/// sum_items_kernel.
 __global__ __launch_bounds__(kMaxExperts) void items_kernel(SortArgs a) {
   __shared__ int sums[32];
   const int head = blockIdx.x, e = threadIdx.x;
@@ -106,7 +108,8 @@ __global__ __launch_bounds__(kMaxExperts) void items_kernel(SortArgs a) {
   int total;
   base += exclusive_sum((count + kMoeItemRows - 1) / kMoeItemRows, sums, &total);
   for (int row = 0; row < count; row += kMoeItemRows)
-    a.sorted.items[base++] = make_int4(head * a.experts + e, start + row, min(kMoeItemRows, count - row), head);
+    a.sorted.items[base++] =
+        make_int4(head * a.experts + e, start + row, min(kMoeItemRows, count - row), head);
 }
 
 __global__ void sum_items_kernel(SortArgs a) {
@@ -130,7 +133,9 @@ __global__ __launch_bounds__(kBlockTokens) void place_kernel(SortArgs a) {
   }
 }
 
-std::int64_t blocks_of(const MoeShape& shape) { return (shape.rows + kBlockTokens - 1) / kBlockTokens; }
+std::int64_t blocks_of(const MoeShape& shape) {
+  return (shape.rows + kBlockTokens - 1) / kBlockTokens;
+}
 
 /// Lays the tables out from `base`; returns the bytes they take.
 std::size_t lay_out(const MoeShape& s, unsigned char* base, SortedRouting* sorted) {

@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Router on Hopper: scores of 256 experts a head in f32 accuracy, sigmoid, bias, top k and weights in one persistent
-// kernel; the scores never reach memory. z is bf16, so splitting each f32 element of the gate matrix into three bf16 terms
-// makes every product exact; the terms are accumulated smallest first, so only the last 16 additions of a score round at
-// its own size.
+// Router on Hopper: scores of 256 experts a head in f32 accuracy, sigmoid, bias, top k and weights in one
+// persistent kernel; the scores never reach memory. z is bf16, so splitting each f32 element of the gate
+// matrix into three bf16 terms makes every product exact; the terms are accumulated smallest first, so only
+// the last 16 additions of a score round at its own size.
 //
-// Warps as in experts_sm90.cu: two consumer warpgroups of 64 rows, one producer warpgroup (warp 0: gate blocks, warps 2
-// and 3: rows of z). An item is 128 rows of one head.
+// Warps as in experts_sm90.cu: two consumer warpgroups of 64 rows, one producer warpgroup (warp 0: gate
+// blocks, warps 2 and 3: rows of z). An item is 128 rows of one head.
 #include <cfloat>
 
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/moe.h"
 #include "ops/cuda/moe_sm90.cuh"
+
+#ifndef MAGI_SM90A
+#pragma nv_diag_suppress 177  // elsewhere the kernel has no body, and its parts no use
+#endif
 
 namespace magi::cuda {
 namespace moe {
@@ -39,7 +43,8 @@ __device__ __forceinline__ RouteItem route_item(const RouteArgs& a, int item) {
 __device__ void stream_gate(Tiles& s, const RouteArgs& a) {
   Ring ring;
   for (int item = blockIdx.x; item < a.heads * a.row_items; item += gridDim.x) {
-    const unsigned char* from = a.gate + static_cast<std::int64_t>(item / a.row_items) * kGateBlocks * kBlockBytes;
+    const unsigned char* from =
+        a.gate + static_cast<std::int64_t>(item / a.row_items) * kGateBlocks * kBlockBytes;
     for (int b = 0; b < kGateBlocks; ++b, ring.next(), from += kBlockBytes) {
       barrier_wait(&s.empty[ring.stage], ring.parity ^ 1);
       barrier_expect(&s.full[ring.stage], kBlockBytes);
@@ -67,9 +72,11 @@ __device__ void load_rows(Tiles& s, const RouteArgs& a, int half, int lane) {
   }
 }
 
-/// Top k of a row whose 256 scores lie in a quad of threads, 64 each (`score[4j + b + 2·kHalf]` is column 8j + 2·quad + b).
+/// Top k of a row whose 256 scores lie in a quad of threads, 64 each (`score[4j + b + 2·kHalf]` is column 8j
+/// + 2·quad + b).
 template <int kHalf>
-__device__ __forceinline__ void choose(float (&score)[128], const RouteArgs& a, std::int64_t row, int head, int quad) {
+__device__ __forceinline__ void choose(float (&score)[128], const RouteArgs& a, std::int64_t row, int head,
+                                       int quad) {
   int chosen[kTopK];
   float p[kTopK];
   float sum = 0;
@@ -77,7 +84,8 @@ __device__ __forceinline__ void choose(float (&score)[128], const RouteArgs& a, 
   for (int k = 0; k < kTopK; ++k) {
     float best = score[2 * kHalf];
 #pragma unroll
-    for (int j = 0; j < 32; ++j) best = fmaxf(best, fmaxf(score[4 * j + 2 * kHalf], score[4 * j + 2 * kHalf + 1]));
+    for (int j = 0; j < 32; ++j)
+      best = fmaxf(best, fmaxf(score[4 * j + 2 * kHalf], score[4 * j + 2 * kHalf + 1]));
     best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, 1));
     best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, 2));
     int at = kExperts;  // lowest column that has it, less 2·quad
@@ -190,6 +198,8 @@ __global__ __launch_bounds__(kThreads, 1) void route_kernel(const __grid_constan
     take_registers<240>();
     score_rows(s, a);
   }
+#else
+  __trap();  // built for sm_90 without the a
 #endif
 }
 
@@ -202,11 +212,12 @@ bool moe_sm90_takes(const MoeShape& shape) {
   check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "moe");
   check_cuda(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "moe");
   return major == 9 && minor == 0 && shape.dim == moe::kDim && shape.hidden > 0 && shape.hidden % 64 == 0 &&
-         shape.experts == moe::kExperts && shape.top_k == moe::kTopK && shape.rows * shape.top_k < (1ll << 31);
+         shape.experts == moe::kExperts && shape.top_k == moe::kTopK &&
+         shape.rows * shape.top_k < (1ll << 31);
 }
 
-void route(const void* z, std::int64_t z_pitch, const void* packed_router, const float* bias, float scale, int* index,
-           float* weight, const MoeShape& shape, cudaStream_t stream) {
+void route(const void* z, std::int64_t z_pitch, const void* packed_router, const float* bias, float scale,
+           int* index, float* weight, const MoeShape& shape, cudaStream_t stream) {
   moe::RouteArgs args{static_cast<const __nv_bfloat16*>(z),
                       z_pitch,
                       static_cast<const unsigned char*>(packed_router),

@@ -50,7 +50,8 @@ __device__ void choose(const PortableRouteArgs& a, float* sigma, std::int64_t ro
     int at = a.experts;
     for (int e = lane; e < a.experts; e += 32) {
       if (sigma[e] < 0) continue;
-      const float score = fmaxf(sigma[e] + bias[e], -FLT_MAX);  // NaN becomes a number, so that one is always found
+      const float score =
+          fmaxf(sigma[e] + bias[e], -FLT_MAX);  // NaN becomes a number, so that one is always found
       if (score > best) {
         best = score;
         at = e;
@@ -81,15 +82,17 @@ __device__ void choose(const PortableRouteArgs& a, float* sigma, std::int64_t ro
 }
 
 template <typename T>
-__global__ __launch_bounds__(kThreads) void route_portable_kernel(const __grid_constant__ PortableRouteArgs a) {
+__global__ __launch_bounds__(kThreads) void route_portable_kernel(
+    const __grid_constant__ PortableRouteArgs a) {
   extern __shared__ float shared[];
-  float* z = shared;                        // [dim][16]
-  float* sigma = shared + a.dim * kRows;    // [16][experts]
+  float* z = shared;                      // [dim][16]
+  float* sigma = shared + a.dim * kRows;  // [16][experts]
   const int head = static_cast<int>(blockIdx.y);
   const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kRows;
   for (int i = threadIdx.x; i < kRows * a.dim; i += kThreads) {
     const int r = i / a.dim, k = i % a.dim;
-    const T* from = static_cast<const T*>(a.z) + (first + r) * a.z_pitch + static_cast<std::int64_t>(head) * a.dim;
+    const T* from =
+        static_cast<const T*>(a.z) + (first + r) * a.z_pitch + static_cast<std::int64_t>(head) * a.dim;
     z[k * kRows + r] = first + r < a.rows ? static_cast<float>(from[k]) : 0.0f;
   }
   __syncthreads();
@@ -102,20 +105,22 @@ __global__ __launch_bounds__(kThreads) void route_portable_kernel(const __grid_c
 }  // namespace
 
 bool moe_portable_takes(const MoeShape& shape) {
-  return shape.dim >= 1 && shape.dim <= 256 && shape.hidden >= 1 && shape.experts >= 1 && shape.experts <= 1024 &&
-         shape.top_k >= 1 && shape.top_k <= kMaxTopK && shape.top_k <= shape.experts && shape.heads >= 1 &&
-         shape.rows * shape.top_k < (1ll << 31);
+  return shape.dim >= 1 && shape.dim <= 256 && shape.hidden >= 1 && shape.experts >= 1 &&
+         shape.experts <= 1024 && shape.top_k >= 1 && shape.top_k <= kMaxTopK &&
+         shape.top_k <= shape.experts && shape.heads >= 1 && shape.rows * shape.top_k < (1ll << 31);
 }
 
-void route_portable(const void* z, std::int64_t z_pitch, DType dtype, const float* gate, const float* bias, float scale,
-                    int* index, float* weight, const MoeShape& shape, cudaStream_t stream) {
+void route_portable(const void* z, std::int64_t z_pitch, DType dtype, const float* gate, const float* bias,
+                    float scale, int* index, float* weight, const MoeShape& shape, cudaStream_t stream) {
   if (shape.rows == 0) return;
-  const PortableRouteArgs args{z,     z_pitch,     shape.rows,    gate,      bias,        scale, index,
-                               weight, shape.heads, shape.experts, shape.dim, shape.top_k};
+  const PortableRouteArgs args{z,     z_pitch, shape.rows,  gate,          bias,      scale,
+                               index, weight,  shape.heads, shape.experts, shape.dim, shape.top_k};
   const int bytes = static_cast<int>(sizeof(float)) * kRows * (shape.dim + shape.experts);
-  const dim3 grid(static_cast<unsigned>((shape.rows + kRows - 1) / kRows), static_cast<unsigned>(shape.heads));
+  const dim3 grid(static_cast<unsigned>((shape.rows + kRows - 1) / kRows),
+                  static_cast<unsigned>(shape.heads));
   auto* kernel = dtype == DType::bf16 ? route_portable_kernel<__nv_bfloat16> : route_portable_kernel<float>;
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "route_portable");
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+             "route_portable");
   kernel<<<grid, kThreads, bytes, stream>>>(args);
   check_launch("route_portable");
 }
