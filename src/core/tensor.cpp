@@ -89,8 +89,9 @@ bool Tensor::contiguous() const {
 }
 
 Tensor Tensor::rows(std::int64_t first, std::int64_t count) const {
-  require(rank() >= 1 && first >= 0 && count >= 0 && first + count <= shape_[0], "rows {}+{} of a tensor {}",
-          first, count, to_string(shape_));
+  if (rank() < 1 || first < 0 || count < 0 || first + count > shape_[0]) {
+    fail("rows {}+{} of a tensor {}", first, count, to_string(shape_));
+  }
   Tensor t = *this;
   t.shape_[0] = count;
   t.data_ = static_cast<char*>(data_) + static_cast<std::size_t>(first * pitch_) * size_of(dtype_);
@@ -98,8 +99,9 @@ Tensor Tensor::rows(std::int64_t first, std::int64_t count) const {
 }
 
 Tensor Tensor::columns(std::int64_t first, std::int64_t count) const {
-  require(rank() == 2 && first >= 0 && count >= 0 && first + count <= shape_[1],
-          "columns {}+{} of a tensor {}", first, count, to_string(shape_));
+  if (rank() != 2 || first < 0 || count < 0 || first + count > shape_[1]) {
+    fail("columns {}+{} of a tensor {}", first, count, to_string(shape_));
+  }
   Tensor t = *this;
   t.shape_[1] = count;
   t.data_ = static_cast<char*>(data_) + static_cast<std::size_t>(first) * size_of(dtype_);
@@ -107,8 +109,9 @@ Tensor Tensor::columns(std::int64_t first, std::int64_t count) const {
 }
 
 Tensor Tensor::reshape(Shape shape) const {
-  require(contiguous() && magi::numel(shape) == numel(), "cannot view a tensor {} as {}", to_string(shape_),
-          to_string(shape));
+  if (!contiguous() || magi::numel(shape) != numel()) {
+    fail("cannot view a tensor {} as {}", to_string(shape_), to_string(shape));
+  }
   Tensor t = *this;
   t.pitch_ = inner_size(shape);
   t.shape_ = std::move(shape);
@@ -152,9 +155,10 @@ Tensor Tensor::clone() const {
 }
 
 void Tensor::check_dtype(DType wanted) const {
+  // Asked for every typed pointer, in inner loops too: the message is put together only when it is needed.
+  if (defined_ && wanted == dtype_) return;
   require(defined_, "use of an undefined tensor");
-  require(wanted == dtype_, "tensor {} is {}, used as {}", to_string(shape_), name_of(dtype_),
-          name_of(wanted));
+  fail("tensor {} is {}, used as {}", to_string(shape_), name_of(dtype_), name_of(wanted));
 }
 
 }  // namespace magi

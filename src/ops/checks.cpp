@@ -7,12 +7,12 @@ namespace magi::checks {
 
 void tensor(std::string_view op, std::string_view name, const Tensor& t, const Shape& shape,
             bool contiguous) {
-  require(t.defined(), "{}: {} is undefined, expected {}", op, name, to_string(shape));
+  if (!t.defined()) fail("{}: {} is undefined, expected {}", op, name, to_string(shape));
   bool same = t.shape().size() == shape.size();
   for (std::size_t i = 0; same && i < shape.size(); ++i) same = shape[i] == -1 || shape[i] == t.shape()[i];
-  require(same, "{}: {} is {}, expected {}", op, name, to_string(t.shape()), to_string(shape));
-  require(t.contiguous() || (!contiguous && t.rank() == 2),
-          "{}: {} {} has a row pitch, expected contiguous memory", op, name, to_string(t.shape()));
+  if (!same) fail("{}: {} is {}, expected {}", op, name, to_string(t.shape()), to_string(shape));
+  if (t.contiguous() || (!contiguous && t.rank() == 2)) return;
+  fail("{}: {} {} has a row pitch, expected contiguous memory", op, name, to_string(t.shape()));
 }
 
 void dtype(std::string_view op, std::string_view name, const Tensor& t,
