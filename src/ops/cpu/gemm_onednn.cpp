@@ -3,12 +3,13 @@
 // described.
 #include <omp.h>
 
-#include <cstring>
+#include <array>
 #include <dnnl.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <vector>
 
 #include "core/error.h"
 #include "ops/cpu/gemm.h"
@@ -16,7 +17,7 @@
 namespace magi {
 namespace {
 
-constexpr std::int64_t kShortRows = 16;
+constexpr std::int64_t kShortStep = 16;  // heights of short tiles: 16, 32, 48
 
 dnnl::memory::data_type to_dnnl(DType dtype) {
   return dtype == DType::f32 ? dnnl::memory::data_type::f32 : dnnl::memory::data_type::bf16;
@@ -70,9 +71,10 @@ class OneDnnKernel final : public GemmKernel {
     full_ = shape(kTileRows, {{k, n}, dtype_, tag::any});
     weights_ = full_->description.weights_desc();
     try {
-      short_ = shape(kShortRows, weights_);
+      for (std::int64_t rows = kShortStep; rows < kTileRows; rows += kShortStep)
+        short_.push_back(shape(rows, weights_));
     } catch (const dnnl::error&) {
-      short_ = {};  // no short kernel for this layout of the weights: full tiles do
+      short_.clear();  // no short kernels for this layout of the weights: full tiles do
     }
     const auto reorder = [&](tag layout) {
       return dnnl::reorder(
@@ -100,7 +102,7 @@ class OneDnnKernel final : public GemmKernel {
 
   std::unique_ptr<Worker> worker() const override { return std::make_unique<OneDnnWorker>(*this); }
 
-  void use_short_tiles(bool on) override { short_tiles_ = on && short_.has_value(); }
+  void use_short_tiles(bool on) override { short_tiles_ = on && !short_.empty(); }
 
  private:
   /// Arguments of one primitive, made once: building them costs as much as a small product.
@@ -121,26 +123,28 @@ class OneDnnKernel final : public GemmKernel {
   };
 
   struct OneDnnWorker final : Worker {
+    const OneDnnKernel& kernel;
     dnnl::stream stream;
-    Call full;
-    std::optional<Call> shorter;
+    std::array<std::optional<Call>, kTileRows / kShortStep> calls;  // by height, made when first needed
 
-    explicit OneDnnWorker(const OneDnnKernel& kernel) : stream(cpu_engine()), full(*kernel.full_) {
-      if (kernel.short_tiles_) shorter.emplace(*kernel.short_);
-    }
+    explicit OneDnnWorker(const OneDnnKernel& kernel) : kernel(kernel), stream(cpu_engine()) {}
 
     void run(const void* a, const void* packed, float* c, std::int64_t rows) override {
-      Call& call = shorter && rows <= kShortRows ? *shorter : full;
-      call.a.set_data_handle(const_cast<void*>(a));
-      call.b.set_data_handle(const_cast<void*>(packed));
-      call.c.set_data_handle(c);
-      call.primitive.execute(stream, call.arguments);
+      auto height = static_cast<std::size_t>((rows - 1) / kShortStep);
+      if (!kernel.short_tiles_ || height >= kernel.short_.size()) height = calls.size() - 1;
+      std::optional<Call>& call = calls[height];
+      if (!call) call.emplace(height < kernel.short_.size() ? kernel.short_[height] : *kernel.full_);
+      call->a.set_data_handle(const_cast<void*>(a));
+      call->b.set_data_handle(const_cast<void*>(packed));
+      call->c.set_data_handle(c);
+      call->primitive.execute(stream, call->arguments);
     }
   };
 
   dnnl::memory::data_type dtype_;
   std::int64_t k_, n_;
-  std::optional<Shape> full_, short_;
+  std::optional<Shape> full_;
+  std::vector<Shape> short_;
   bool short_tiles_ = false;
   dnnl::memory::desc weights_;
   dnnl::reorder pack_, pack_transposed_;
