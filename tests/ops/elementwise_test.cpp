@@ -47,20 +47,27 @@ TEST_P(ElementwiseTest, AddIntoTheFirst) {
   }
 }
 
-TEST_P(ElementwiseTest, Snake) {
-  const std::int64_t c = 19;
-  Tensor x = random({1, 1, 40, c}, 1, 20.0f);
-  Tensor alpha = random_f32({c}, 2), beta = random_f32({c}, 3);
-  alpha.data<float>()[5] = 9.0f;   // angles beyond the fast sine
-  beta.data<float>()[6] = -30.0f;  // where the 1e-9 counts
+void expect_snake(Ops& ops, const Tensor& x, const Tensor& alpha, const Tensor& beta) {
   const Doubles in = doubles(x), a = doubles(alpha), b = doubles(beta);
   Doubles expected(in.size());
   for (std::size_t i = 0; i < in.size(); ++i) {
     // the angle's own rounding is magnified by the sine's slope: take it as f32 has it
-    const float angle = static_cast<float>(in[i]) * std::exp(static_cast<float>(a[i % c]));
-    expected[i] = in[i] + std::pow(std::sin(static_cast<double>(angle)), 2) / (std::exp(b[i % c]) + 1e-9);
+    const std::size_t channel = i % a.size();
+    const float angle = static_cast<float>(in[i]) * std::exp(static_cast<float>(a[channel]));
+    expected[i] = in[i] + std::pow(std::sin(static_cast<double>(angle)), 2) / (std::exp(b[channel]) + 1e-9);
   }
-  EXPECT_LT(relative_error(ops_->snake(x, alpha, beta), expected), tolerance(dtype()));
+  EXPECT_LT(relative_error(ops.snake(x, alpha, beta), expected), tolerance(x.dtype()));
+}
+
+TEST_P(ElementwiseTest, Snake) {
+  const Tensor x = random({1, 1, 40, 19}, 1, 20.0f);
+  const Tensor alpha = random_f32({19}, 2), beta = random_f32({19}, 3);
+  expect_snake(*ops_, x, alpha, beta);
+  Tensor beyond_the_fast_sine = alpha.clone(), tiny = beta.clone();
+  beyond_the_fast_sine.data<float>()[5] = 14.0f;
+  expect_snake(*ops_, x, beyond_the_fast_sine, beta);
+  tiny.data<float>()[6] = -30.0f;  // the 1e-9 counts
+  expect_snake(*ops_, x, alpha, tiny);
 }
 
 TEST_P(ElementwiseTest, PixelsAreClampedAndFloored) {

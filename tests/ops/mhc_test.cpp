@@ -144,6 +144,15 @@ TEST_P(MhcTest, MixingWeightsAreDoublyStochastic) {
                   1.0, dtype() == DType::bf16 ? 1e-2 : 1e-5);
 }
 
+TEST_P(MhcTest, LargeMixingLogitsStayFinite) {
+  Tensor streams = random({5, 4, 24}, 1);
+  MhcWeight w = random_weight(4, 24, 1);
+  for (float& v : w.bias.values<float>()) v = 200.0f;
+  MhcCoefficients state;
+  ops_->mhc_site(streams, {}, state, w, {1, random_f32({24}, 2)}, {});
+  for (const double v : doubles(state.res)) EXPECT_TRUE(v >= 0 && v <= 1);
+}
+
 TEST_P(MhcTest, RowsAreIndependent) {
   const Tensor streams = random({1000, 4, 24}, 1), branch = random({1000, 24}, 2);
   const MhcWeight w = random_weight(4, 24, 3);
