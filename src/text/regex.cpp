@@ -10,7 +10,7 @@ namespace {
 
 /// Steps after which a search gives up: far beyond what an honest pattern needs, seconds for one that
 /// explodes.
-constexpr unsigned long kSearchSteps = 100'000'000;
+constexpr unsigned long kSearchSteps = 20'000'000;
 
 std::string message_of(int code, OnigErrorInfo* info = nullptr) {
   UChar buffer[ONIG_MAX_ERROR_MESSAGE_LEN];

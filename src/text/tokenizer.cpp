@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "io/json_file.h"
+#include "io/tensor_store.h"
 #include "text/added_tokens.h"
 #include "text/bpe.h"
 #include "text/regex.h"
@@ -138,7 +139,7 @@ std::shared_ptr<const Tokenizer::Parts> Tokenizer::Parts::from(const json& file,
                                              AddedTokens(std::move(raw)), AddedTokens(std::move(normalized)),
                                              std::move(contents)});
 } catch (const std::exception& e) {
-  fail("{}: {}", name, e.what());
+  fail("{}: {}", name, printable(e.what()));
 }
 
 namespace {
