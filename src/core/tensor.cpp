@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/tensor.h"
 
+#include <sys/mman.h>
+
 #include <cstring>
 #include <new>
 
@@ -58,10 +60,13 @@ std::int64_t numel(const Shape& shape) {
 
 Tensor Tensor::empty(DType dtype, Shape shape) {
   const std::size_t bytes = static_cast<std::size_t>(magi::numel(shape)) * size_of(dtype);
-  constexpr std::align_val_t alignment{64};
+  // Weights and large scratch on huge pages: most of the time of writing new memory once is page faults.
+  constexpr std::size_t huge_page = std::size_t{2} << 20;
+  const std::align_val_t alignment{bytes < 4 * huge_page ? 64 : huge_page};
   void* memory = ::operator new(bytes + 64, alignment);  // slack: vector loads may run past the last element
+  if (bytes >= 4 * huge_page) madvise(memory, bytes, MADV_HUGEPAGE);  // a hint: failure changes nothing
   std::shared_ptr<const void> owner(
-      memory, [](const void* p) { ::operator delete (const_cast<void*>(p), std::align_val_t{64}); });
+      memory, [alignment](const void* p) { ::operator delete(const_cast<void*>(p), alignment); });
   return view(memory, dtype, std::move(shape), std::move(owner));
 }
 
