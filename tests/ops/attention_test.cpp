@@ -105,7 +105,7 @@ TEST_P(AttentionTest, SinksGateAndScale) {
   for (const std::int64_t sinks : {1, 3}) {
     for (const DType gate_dtype : {DType::f32, dtype()}) {
       for (const bool per_head : {true, false}) {
-        AttentionOptions o{4, 2, 24, 0.37f, false, random_f32({sinks, 4}, 1, 3), {}};
+        AttentionOptions o{4, 2, 24, 0.37f, false, random_f32({sinks, 4}, 1, 12), {}};
         o.gate = random_tensor(gate_dtype, {131, per_head ? 4 : 96}, 2, 2);
         const Tensor qkv = random_qkv(131, o, 3);
         EXPECT_LT(relative_error(ops_->attention(qkv, samples, o), attention_of(qkv, o, sees)),

@@ -79,6 +79,19 @@ TEST_P(LinearTest, EqualsDoublePrecision) {
   }
 }
 
+TEST_P(LinearTest, GatesStartFromTheProductInTheWorkDtype) {
+  const Tensor x = random({40, 64}, 1);
+  const LinearWeight w = ops_->pack_linear(random({48, 64}, 2, 0.2f), 1, dtype());
+  const Doubles product = doubles(ops_->linear(x, w));
+  Doubles swiglu7, silu_gate;
+  for (std::size_t i = 0; i < product.size(); i += 2) {
+    swiglu7.push_back(stored(dtype(), swiglu7_of(product[i], product[i + 1])));
+    silu_gate.push_back(stored(dtype(), silu_of(product[i]) * product[i + 1]));
+  }
+  EXPECT_LT(relative_error(ops_->linear(x, w, Epilogue::swiglu7), swiglu7), 2e-4);
+  EXPECT_LT(relative_error(ops_->linear(x, w, Epilogue::silu_gate), silu_gate), 2e-4);
+}
+
 TEST_P(LinearTest, SegmentsChooseTheMatrix) {
   const Segments segments = mixed_segments(150);
   const Tensor x = random({150, 96}, 1), weight = random({3 * 40, 96}, 2, 0.2f), bias = random_f32({120}, 3);
