@@ -60,16 +60,25 @@ __device__ __forceinline__ float swiglu7(float a, float b) {
   return fmaf(a, b, a) * reciprocal_fast(1.0f + e);
 }
 
-/// Reader of the ring of work items; false after the last.
+/// Reader of the ring of work items: a whole warp, or one thread. next is false after the last item.
+template <bool kWarp>
 struct Items {
   ExpertsShared& s;
   int slot = 0;
   std::uint32_t parity = 0;
-  __device__ __forceinline__ bool next(int4& item, bool arrives) {
+  __device__ __forceinline__ bool next(int4& item) {
     barrier_wait(&s.item_full[slot], parity);
-    item = s.item[slot];
-    __syncwarp(__activemask());
-    if (arrives) barrier_arrive(&s.item_empty[slot]);
+    // One thread reads and gives the slot back; the others have its word.
+    if (!kWarp || threadIdx.x % 32 == 0) {
+      item = s.item[slot];
+      barrier_arrive(&s.item_empty[slot]);
+    }
+    if constexpr (kWarp) {
+      item.x = __shfl_sync(0xffffffffu, item.x, 0);
+      item.y = __shfl_sync(0xffffffffu, item.y, 0);
+      item.z = __shfl_sync(0xffffffffu, item.z, 0);
+      item.w = __shfl_sync(0xffffffffu, item.w, 0);
+    }
     if (++slot == kItemSlots) {
       slot = 0;
       parity ^= 1;
@@ -96,11 +105,11 @@ __device__ void hand_out(ExpertsShared& s, const ExpertsArgs& a) {
 
 /// Streams an expert's weights, 32 KB blocks in the order of use; one thread.
 __device__ void stream_weights(ExpertsShared& s, const ExpertsArgs& a) {
-  Items items{s};
+  Items<false> items{s};
   Ring ring;
-  int4 item;
+  int4 item{};
   const int blocks = a.chunks * kBlocksPerChunk;
-  while (items.next(item, true)) {
+  while (items.next(item)) {
     const unsigned char* from =
         a.packed + static_cast<std::int64_t>(item.x - a.first_head * a.experts) * blocks * kBlockBytes;
     for (int b = 0; b < blocks; ++b, ring.next(), from += kBlockBytes) {
@@ -113,10 +122,10 @@ __device__ void stream_weights(ExpertsShared& s, const ExpertsArgs& a) {
 
 /// Gathers the rows of z by routing: 32 of each warpgroup's 64; one warp.
 __device__ void gather_rows(ExpertsShared& s, const ExpertsArgs& a, int half, int lane) {
-  Items items{s};
-  int4 item;
+  Items<true> items{s};
+  int4 item{};
   std::uint32_t parity[2] = {1, 1};
-  while (items.next(item, lane == 0)) {
+  while (items.next(item)) {
     const int* order = a.order + item.w * a.slots + item.y;
     const __nv_bfloat16* z = a.z + item.w * kDim;
 #pragma unroll
@@ -200,9 +209,9 @@ __device__ __forceinline__ void consume(ExpertsShared& s, const ExpertsArgs& a) 
   const std::uint64_t z = k_major_operand(s.z[0] + group * (kZTile / 2));
   const std::uint64_t ring_base = k_major_operand(s.ring[0]);
   auto block = [&](int stage) { return ring_base + static_cast<std::uint64_t>(stage * (kBlockBytes >> 4)); };
-  Items items{s};
+  Items<true> items{s};
   Ring ring;
-  int4 item;
+  int4 item{};
   std::uint32_t z_parity = 0;
   float down[128], gu[64];
   std::uint32_t h[16];
@@ -242,7 +251,7 @@ __device__ __forceinline__ void consume(ExpertsShared& s, const ExpertsArgs& a) 
     return held;
   };
 
-  while (items.next(item, lane == 0)) {
+  while (items.next(item)) {
     if (group * 64 >= item.z) {
       // No rows here, but the blocks still pass: a producer waits for every consumer.
       for (int b = 0; b < a.chunks * kBlocksPerChunk; ++b, ring.next()) {
