@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+# make         build/magi2 (with CUDA only where a GPU is visible)
+# make demo    a tiny model and a ten-second clip with sound, in demo/
+# make test    every test, golden data included
+# make cuda    build with CUDA for ARCHS (default 90a)
+# make asan    the tests under AddressSanitizer and UndefinedBehaviorSanitizer
+# Missing Debian or Ubuntu packages are installed first (as root, or through sudo).
+
+BUILD    ?= build
+DEMO     ?= demo
+JOBS     ?= $(shell nproc)
+ARCHS    ?= 90a
+CMAKE    ?= cmake
+GPU      := $(shell nvidia-smi -L 2>/dev/null | grep -c GPU)
+CUDA     ?= $(if $(filter-out 0,$(GPU)),$(if $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null),ON,OFF),OFF)
+
+PACKAGES := $(shell sed 's/\#.*//' packages.txt)
+
+.PHONY: all packages configure build demo test asan cuda bench clean
+
+all: build
+
+packages:
+	@missing=""; for p in $(PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
+	if [ -n "$$missing" ]; then \
+	  echo "installing:$$missing"; \
+	  run=""; [ "$$(id -u)" = 0 ] || run=sudo; \
+	  $$run apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$run apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
+	fi
+
+$(BUILD)/build.ninja: | packages
+	$(CMAKE) -S . -B $(BUILD) -G Ninja -DMAGI2_CUDA=$(CUDA) $(CMAKE_ARGS)
+
+build: packages $(BUILD)/build.ninja
+	$(CMAKE) --build $(BUILD) -j $(JOBS) --target magi2
+
+cuda: packages
+	$(CMAKE) -S . -B build-cuda -G Ninja -DMAGI2_CUDA=ON -DMAGI2_CUDA_ARCHS="$(ARCHS)" $(CMAKE_ARGS)
+	$(CMAKE) --build build-cuda -j $(JOBS)
+
+demo: build
+	$(BUILD)/magi2 init $(DEMO)/model --if-missing
+	$(BUILD)/magi2 generate -m $(DEMO)/model -o $(DEMO)/clip.mp4 \
+	  -p "A red fox walks through fresh snow; the snow crunches under its feet."
+	@echo "$(DEMO)/clip.mp4: made by an untrained tiny model, so expect moving colours and noise"
+
+test: packages $(BUILD)/build.ninja
+	$(CMAKE) --build $(BUILD) -j $(JOBS)
+	ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
+
+asan: packages
+	$(CMAKE) -S . -B build-asan -G Ninja -DMAGI2_SANITIZE=address,undefined -DMAGI2_BENCH=OFF $(CMAKE_ARGS)
+	$(CMAKE) --build build-asan -j $(JOBS)
+	ctest --test-dir build-asan --output-on-failure -j $(JOBS)
+
+bench: packages $(BUILD)/build.ninja
+	$(CMAKE) --build $(BUILD) -j $(JOBS) --target ops_bench
+	$(BUILD)/bench/ops_bench
+
+clean:
+	rm -rf build build-asan build-cuda $(DEMO)

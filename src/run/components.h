@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where the parts of a checkpoint root lie, and loading each of them.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "io/config.h"
+#include "run/request.h"
+
+namespace magi {
+
+/// A checkpoint root with its configuration: the root's own config.json, a given file, or the release's defaults.
+class CheckpointRoot {
+ public:
+  /// Throws Error when the directory or the config cannot be read. The parts are only looked at when asked for.
+  CheckpointRoot(std::filesystem::path root, const std::optional<std::filesystem::path>& config);
+
+  const std::filesystem::path& path() const { return root_; }
+  const ConfigNode& config() const { return config_; }
+  const GenerationDefaults& defaults() const { return defaults_; }
+
+  std::filesystem::path preview() const;
+  std::filesystem::path refiner() const;
+  std::filesystem::path text_encoder() const;
+  std::filesystem::path wan_vae() const;             ///< Wan2.2_VAE.pth
+  std::filesystem::path turbo_decoder_config() const;
+  std::filesystem::path turbo_decoder_weights() const;
+  std::filesystem::path audio_decoder() const;       ///< directory with model_config.json
+
+ private:
+  std::filesystem::path configured(const ConfigNode& section, const char* key, const char* otherwise) const;
+
+  std::filesystem::path root_;
+  ConfigNode config_;
+  GenerationDefaults defaults_;
+};
+
+}  // namespace magi

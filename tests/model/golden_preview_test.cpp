@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+// The preview DiT against the reference: packing, embedding, every layer, velocities; f32 and bf16.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <vector>
+
+#include "io/checkpoint.h"
+#include "io/config.h"
+#include "model/preview.h"
+#include "support/compare.h"
+#include "support/golden.h"
+
+namespace magi {
+namespace {
+
+constexpr std::size_t kArenaBytes = std::size_t{4} << 30;
+
+Tensor first_of(const Tensor& t) {  // drops a leading axis of 1
+  return t.reshape(Shape(t.shape().begin() + 1, t.shape().end()));
+}
+
+PackedSequence golden_sequence(const GoldenCase& c) {
+  const Tensor latent = c.get("latent");
+  const bool with_image = c.meta("withref", "False") == "True";
+  std::vector<Conditioning> branches;
+  for (const char* text : {"text", "null_text"}) {
+    Conditioning branch{first_of(c.get(text)), {}};
+    if (with_image) {
+      const Tensor images = first_of(c.get("ref_image")), tokens = first_of(c.get("ref_tok"));
+      for (std::int64_t k = 0; k < images.dim(0); ++k)
+        branch.images.push_back({first_of(images.rows(k, 1)).clone(), first_of(tokens.rows(k, 1)).clone()});
+    }
+    branches.push_back(branch);
+  }
+  return pack({latent.dim(2), latent.dim(3), latent.dim(4)}, c.get("audio_latent").dim(1), branches);
+}
+
+/// The token matrix that the reference packs: rows padded with zeros to the widest kind.
+Tensor padded_tokens(const PackedSequence& s, const Tensor& latent, const Tensor& audio, std::int64_t width) {
+  Tensor tokens = Tensor::zeros(DType::f32, {s.rows(), width});
+  std::int64_t row = 0;
+  const auto append = [&](const Tensor& rows) {
+    for (std::int64_t r = 0; r < rows.dim(0); ++r, ++row)
+      std::copy_n(rows.data<float>() + r * rows.dim(1), rows.dim(1), tokens.data<float>() + row * width);
+  };
+  for (const Conditioning& branch : s.branches) {
+    append(cells_from_latent(latent));
+    append(first_of(audio));
+    append(branch.text);
+    for (const ReferenceImage& image : branch.images) {
+      append(image.figure_token.reshape({1, image.figure_token.numel()}));
+      append(cells_from_latent(image.latent));
+    }
+  }
+  return tokens;
+}
+
+PreviewConfig golden_config() {
+  return PreviewConfig::from(
+      ConfigNode(load_config(golden_model("config.json"), golden_model()), "config.json"));
+}
+
+struct Forward {
+  std::vector<Velocity> velocities;
+  std::map<std::string, Tensor> probes;
+};
+
+Forward run_forward(const GoldenCase& c, DType dtype) {
+  Arena arena = Arena::on_host(kArenaBytes);
+  arena.poison(true);
+  const auto ops = make_cpu_ops(arena);
+  const auto config = golden_config();
+  const auto model = load_preview(*ops, *open_checkpoint(golden_model("preview")), config, dtype);
+  PreviewRun run(*ops, *model, golden_sequence(c), dtype);
+  Forward result;
+  result.velocities = run.velocity(c.get("latent"), c.get("audio_latent"), std::stod(c.meta("timestep")),
+                                   [&](std::string_view name, const Tensor& value) {
+                                     const Tensor copy = as_f32(value);
+                                     result.probes.try_emplace(std::string(name), copy);
+                                   });
+  return result;
+}
+
+Tensor stack_video(const std::vector<Velocity>& v) {
+  Shape shape = v[0].video.shape();
+  shape.insert(shape.begin(), static_cast<std::int64_t>(v.size()));
+  Tensor all = Tensor::empty(DType::f32, shape);
+  for (std::size_t b = 0; b < v.size(); ++b)
+    std::copy_n(v[b].video.data<float>(), v[b].video.numel(), all.data<float>() + b * v[b].video.numel());
+  return all;
+}
+
+Tensor stack_audio(const std::vector<Velocity>& v) {
+  Tensor all =
+      Tensor::empty(DType::f32, {static_cast<std::int64_t>(v.size()), v[0].audio.dim(0), v[0].audio.dim(1)});
+  for (std::size_t b = 0; b < v.size(); ++b)
+    std::copy_n(v[b].audio.data<float>(), v[b].audio.numel(), all.data<float>() + b * v[b].audio.numel());
+  return all;
+}
+
+class PreviewForward : public testing::TestWithParam<std::string> {};
+
+TEST_P(PreviewForward, Packing) {
+  GOLDEN_CASE(c, "preview_forward_" + GetParam() + "_f32");
+  const PackedSequence s = golden_sequence(c);
+  EXPECT_EQ(max_abs_diff(s.coordinates, c.get("coords")), 0);
+  const Tensor tokens = c.get("tokens");
+  EXPECT_EQ(max_abs_diff(padded_tokens(s, c.get("latent"), c.get("audio_latent"), tokens.dim(1)), tokens), 0);
+  const Tensor modality = c.get("modality"), ends = c.get("cu_seqlens");
+  for (const Segment& segment : s.segments)
+    for (std::int64_t r = segment.first; r < segment.first + segment.rows; ++r)
+      ASSERT_EQ(modality.data<float>()[r], static_cast<float>(segment.modality)) << "row " << r;
+  const auto samples = sample_ranges(s.segments);
+  ASSERT_EQ(static_cast<std::int64_t>(samples.size()) + 1, ends.numel());
+  for (std::size_t i = 0; i < samples.size(); ++i)
+    EXPECT_EQ(static_cast<float>(samples[i].end), ends.data<float>()[i + 1]);
+  const Tensor rope = c.get("rope");
+  expect_close("rope", rotary_table(s.coordinates, rotary_bands(rope.dim(1) / 6)), rope, 1e-5);
+}
+
+TEST_P(PreviewForward, ForwardF32) {
+  GOLDEN_CASE(c, "preview_forward_" + GetParam() + "_f32");
+  const Forward f = run_forward(c, DType::f32);
+  for (const auto& [name, value] : f.probes)
+    if (c.has(name)) expect_close(name, value, c.get(name), 1e-4);
+  expect_close("video velocity", stack_video(f.velocities), c.get("video_velocity"), 1e-4);
+  expect_close("audio velocity", stack_audio(f.velocities), c.get("audio_velocity"), 1e-4);
+}
+
+/// The first MoE layer's choices, in the reference's order: [heads, tokens sorted by modality, k].
+TEST_P(PreviewForward, Routing) {
+  GOLDEN_CASE(c, "preview_forward_" + GetParam() + "_f32");
+  const Forward f = run_forward(c, DType::f32);
+  const PackedSequence s = golden_sequence(c);
+  std::vector<std::int64_t> order;
+  for (int m = 0; m < kModalities; ++m)
+    for (const Segment& segment : s.segments)
+      for (std::int64_t r = 0; r < segment.rows && static_cast<int>(segment.modality) == m; ++r)
+        order.push_back(segment.first + r);
+  const Tensor want_index = c.get("moe1_topk_indices"), want_weight = c.get("moe1_topk_probs");
+  const std::int64_t heads = want_index.dim(0), k = want_index.dim(2);
+  const Tensor index = f.probes.at("routing_index"), weight = f.probes.at("routing_weight");
+  const auto config = golden_config();
+  double worst = 0;
+  for (std::int64_t h = 0; h < heads; ++h)
+    for (std::size_t p = 0; p < order.size(); ++p) {
+      std::map<std::int64_t, double> want, got;
+      for (std::int64_t j = 0; j < k; ++j) {
+        const std::size_t a = (static_cast<std::size_t>(h) * order.size() + p) * k + j;
+        const std::size_t b = (order[p] * heads + h) * k + j;
+        want[static_cast<std::int64_t>(want_index.data<float>()[a]) % config.experts] =
+            want_weight.data<float>()[a];
+        got[static_cast<std::int64_t>(index.data<float>()[b])] = weight.data<float>()[b];
+      }
+      for (const auto& [expert, w] : want) {
+        ASSERT_TRUE(got.contains(expert)) << "head " << h << ", row " << order[p] << ": expert " << expert;
+        worst = std::max(worst, std::abs(got[expert] - w));
+      }
+    }
+  std::printf("routing weights: largest difference %.3g\n", worst);
+  EXPECT_LT(worst, 1e-3);
+}
+
+/// bf16 is judged by its distance to f32, in units of the reference's own.
+TEST_P(PreviewForward, ForwardBf16) {
+  GOLDEN_CASE(c, "preview_forward_" + GetParam() + "_bf16");
+  GOLDEN_CASE(exact, "preview_forward_" + GetParam() + "_f32");
+  const Forward f = run_forward(c, DType::bf16);
+  const auto compare = [&](const std::string& name, const Tensor& got, double limit) {
+    expect_bf16_distance(name, got, c.get(name), exact.get(name), limit);
+  };
+  for (const auto& [name, value] : f.probes)
+    if (name.starts_with("layer_") && c.has(name)) compare(name, value, name == "layer_0_out" ? 1.25 : 2.5);
+  compare("video_velocity", stack_video(f.velocities), 2.5);
+  compare("audio_velocity", stack_audio(f.velocities), 2.5);
+}
+
+INSTANTIATE_TEST_SUITE_P(Golden, PreviewForward, testing::Values("t2v", "i2v"),
+                         [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace magi
