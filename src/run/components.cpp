@@ -9,7 +9,8 @@ namespace {
 namespace fs = std::filesystem;
 
 ConfigNode read_config(const fs::path& root, const std::optional<fs::path>& given) {
-  require(fs::is_directory(root), "{}: no such directory; -m takes the root of a checkpoint (\"magi2 init DIR\" makes a tiny one)",
+  require(fs::is_directory(root),
+          "{}: no such directory; -m takes the root of a checkpoint (\"magi2 init DIR\" makes a tiny one)",
           root.string());
   const fs::path own = root / "config.json";
   if (!given && !fs::exists(own)) return {nlohmann::json::object(), "defaults"};
@@ -20,14 +21,18 @@ ConfigNode read_config(const fs::path& root, const std::optional<fs::path>& give
 }  // namespace
 
 CheckpointRoot::CheckpointRoot(fs::path root, const std::optional<fs::path>& config)
-    : root_(std::move(root)), config_(read_config(root_, config)), defaults_(GenerationDefaults::from(config_)) {}
+    : root_(std::move(root)),
+      config_(read_config(root_, config)),
+      defaults_(GenerationDefaults::from(config_)) {}
 
 fs::path CheckpointRoot::configured(const ConfigNode& section, const char* key, const char* otherwise) const {
   const fs::path path = section.text(key, (root_ / otherwise).string());
   return path.is_absolute() || fs::exists(path) ? path : root_ / path;
 }
 
-fs::path CheckpointRoot::preview() const { return configured(config_.node("engine_config"), "load", "preview"); }
+fs::path CheckpointRoot::preview() const {
+  return configured(config_.node("engine_config"), "load", "preview");
+}
 
 fs::path CheckpointRoot::refiner() const {
   return configured(config_.node("evaluation_config"), "magi2_refiner_model_path", "refiner");
@@ -42,7 +47,8 @@ fs::path CheckpointRoot::wan_vae() const {
 }
 
 fs::path CheckpointRoot::turbo_decoder_config() const {
-  return configured(config_.node("evaluation_config"), "student_config", "turbo_vae/TurboV3-Wan22-TinyShallow_7_7.json");
+  return configured(config_.node("evaluation_config"), "student_config",
+                    "turbo_vae/TurboV3-Wan22-TinyShallow_7_7.json");
 }
 
 fs::path CheckpointRoot::turbo_decoder_weights() const {

@@ -13,10 +13,12 @@
 
 namespace magi {
 
-/// A checkpoint root with its configuration: the root's own config.json, a given file, or the release's defaults.
+/// A checkpoint root with its configuration: the root's own config.json, a given file, or the release's
+/// defaults.
 class CheckpointRoot {
  public:
-  /// Throws Error when the directory or the config cannot be read. The parts are only looked at when asked for.
+  /// Throws Error when the directory or the config cannot be read. The parts are only looked at when asked
+  /// for.
   CheckpointRoot(std::filesystem::path root, const std::optional<std::filesystem::path>& config);
 
   const std::filesystem::path& path() const { return root_; }
@@ -26,10 +28,10 @@ class CheckpointRoot {
   std::filesystem::path preview() const;
   std::filesystem::path refiner() const;
   std::filesystem::path text_encoder() const;
-  std::filesystem::path wan_vae() const;             ///< Wan2.2_VAE.pth
+  std::filesystem::path wan_vae() const;  ///< Wan2.2_VAE.pth
   std::filesystem::path turbo_decoder_config() const;
   std::filesystem::path turbo_decoder_weights() const;
-  std::filesystem::path audio_decoder() const;       ///< directory with model_config.json
+  std::filesystem::path audio_decoder() const;  ///< directory with model_config.json
 
  private:
   std::filesystem::path configured(const ConfigNode& section, const char* key, const char* otherwise) const;

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string_view>
@@ -17,6 +18,7 @@ constexpr std::int64_t kMaxSide = 8192;
 constexpr double kMaxSeconds = 60;
 constexpr std::int64_t kMaxSteps = 1000;
 constexpr std::size_t kMaxPromptBytes = 1 << 20;
+constexpr std::size_t kMaxImages = 16;
 
 struct Preset {
   std::string_view name;
@@ -26,10 +28,10 @@ struct Preset {
 const std::array<Preset, 3> kPresets{
     {{"272p", {448, 256}, {}}, {"540p", {896, 512}, {}}, {"1080p", {896, 512}, Size{1920, 1088}}}};
 
-const std::set<std::string> kKeys{"prompt", "negative_prompt", "image",        "preset",
-                                  "width",  "height",          "seconds",      "steps",
-                                  "seed",   "cfg_video",       "cfg_audio",    "audio",
-                                  "refine", "refiner_steps",   "output_width", "output_height"};
+const std::set<std::string> kKeys{
+    "prompt",  "negative_prompt", "image",        "preset",        "width",     "height",
+    "seconds", "steps",           "seed",         "cfg_video",     "cfg_audio", "audio",
+    "refine",  "refiner_steps",   "output_width", "output_height", "vae"};
 
 void check_side(const ConfigNode& in, const char* key, std::int64_t value) {
   require(value % 16 == 0, "{}: {} is not a multiple of 16; the nearest are {} and {}", in.where(key), value,
@@ -59,10 +61,31 @@ void apply_preset(const std::string& name, const ConfigNode& in, Request& reques
   fail("{}: there is no preset \"{}\"; choose 272p, 540p or 1080p", in.where("preset"), name);
 }
 
-std::vector<std::string> image_list(const ConfigNode& in) {
-  if (!in.has("image")) return {};
-  if (in.json().at("image").is_string()) return {in.text("image", {})};
-  return in.texts("image", std::vector<std::string>{});
+/// 17 of "<Figure 17>"; 1 where there is no number, as the released pipeline has it.
+int figure_number(const std::string& key) {
+  const std::size_t digit = key.find_first_of("0123456789");
+  return digit == std::string::npos ? 1 : std::atoi(key.substr(digit, 4).c_str());
+}
+
+std::vector<ImageInput> image_list(const ConfigNode& in) {
+  std::vector<ImageInput> images;
+  if (!in.has("image")) return images;
+  const nlohmann::json& value = in.json().at("image");
+  if (value.is_object()) {
+    const ConfigNode named = in.node("image");
+    for (const auto& item : value.items())  // keys in lexicographic order
+      images.push_back({figure_number(item.key()), named.text(item.key(), std::nullopt)});
+  } else if (value.is_array()) {
+    for (std::string& path : in.texts("image", std::nullopt))
+      images.push_back({static_cast<int>(images.size()) + 1, std::move(path)});
+  } else {
+    images.push_back({1, in.text("image", std::nullopt)});
+  }
+  require(images.size() <= kMaxImages, "{}: {} images, at most {} are taken", in.where("image"),
+          images.size(), kMaxImages);
+  for (const ImageInput& image : images)
+    require(!image.path.empty(), "{}: an image path is empty", in.where("image"));
+  return images;
 }
 
 }  // namespace
@@ -122,6 +145,9 @@ Request Request::from_json(const nlohmann::json& object, const GenerationDefault
   r.steps = in.integer("steps", defaults.steps, 1, kMaxSteps);
   r.seed = static_cast<std::uint64_t>(in.integer("seed", static_cast<std::int64_t>(r.seed), 0));
   r.audio = in.boolean("audio", true);
+  const std::string vae = in.text("vae", "turbo");
+  require(vae == "turbo" || vae == "wan", "{}: \"{}\" is neither turbo nor wan", in.where("vae"), vae);
+  r.wan_decoder = vae == "wan";
   r.guidance = defaults.guidance;
   r.guidance.video_scale = static_cast<float>(in.number("cfg_video", r.guidance.video_scale, -1000, 1000));
   r.guidance.audio_scale = static_cast<float>(in.number("cfg_audio", r.guidance.audio_scale, -1000, 1000));
@@ -143,6 +169,7 @@ nlohmann::json Request::to_metadata() const {
     m["refine"] = fmt::format("{}x{}", refine->width, refine->height);
     m["refiner_steps"] = refiner_steps;
   }
+  if (wan_decoder) m["vae"] = "wan";
   if (output_size) m["output_width"] = output_size->width, m["output_height"] = output_size->height;
   return m;
 }

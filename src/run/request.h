@@ -35,16 +35,23 @@ struct Size {
   bool operator==(const Size&) const = default;
 };
 
+/// A reference image, called <Figure k> in the prompt.
+struct ImageInput {
+  int figure = 1;
+  std::string path;
+};
+
 /// What to make. Field names below are the JSON keys; sizes are in pixels.
 struct Request {
   std::string prompt;
   std::optional<std::string> negative_prompt;  ///< absent: the official one
-  std::vector<std::string> images;             ///< `image`: paths of reference images
+  std::vector<ImageInput> images;              ///< `image`: a path, a list, or an object naming "<Figure k>"
   std::int64_t width = 0, height = 0;          ///< of the preview, multiples of 16
   double seconds = 0;
   std::int64_t steps = 0;
   std::uint64_t seed = 42;
   bool audio = true;
+  bool wan_decoder = false;    ///< `vae`: "turbo" or "wan"
   GuidanceOptions guidance;    ///< `cfg_video`, `cfg_audio` and the config's options
   std::optional<Size> refine;  ///< `refine`: "WxH", multiples of 16
   std::int64_t refiner_steps = 0;

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <CLI/CLI.hpp>
+#include <new>
+
+#include "cli/commands.h"
+#include "core/error.h"
+
+namespace magi {
+
+int run_command_line(int argc, char** argv) {
+  CLI::App app("MAGI-2 Preview: videos with synchronised sound, from text");
+  app.set_version_flag("--version", std::string("magi2 ") + MAGI2_VERSION);
+  app.require_subcommand(1);
+  Work work;
+  add_generate_command(app, work);
+  add_init_command(app, work);
+  add_inspect_command(app, work);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? 0 : 2;
+  }
+  try {
+    work();
+    return 0;
+  } catch (const Cancelled&) {
+    fmt::print(stderr, "magi2: interrupted; nothing was written\n");
+    return 130;
+  } catch (const std::bad_alloc&) {
+    fmt::print(stderr, "magi2: out of memory\n");
+  } catch (const std::exception& e) {
+    fmt::print(stderr, "magi2: {}\n", e.what());
+  }
+  return 1;
+}
+
+}  // namespace magi

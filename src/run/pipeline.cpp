@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "run/pipeline.h"
+
+#include <unistd.h>
+
+#include "core/log.h"
+#include "io/checkpoint.h"
+#include "media/image_reader.h"
+#include "media/image_resize.h"
+#include "media/resample.h"
+#include "model/audio_decoder.h"
+#include "model/refiner.h"
+#include "model/text_encoder.h"
+#include "model/turbo_decoder.h"
+#include "model/wan_vae.h"
+#include "sample/refine.h"
+#include "sample/refiner_sampler.h"
+#include "text/negative_prompt.h"
+#include "text/prompt.h"
+#include "text/tokenizer.h"
+
+namespace magi {
+namespace {
+
+/// Address space for scratch: more than a stage can use without swapping.
+std::size_t scratch_capacity() {
+  return 2 * static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) *
+         static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+}
+
+/// The released pipeline hands bf16 features and images to its models.
+Tensor rounded_to(DType dtype, const Tensor& values) {
+  return dtype == DType::bf16 ? values.to(DType::bf16).to(DType::f32) : values;
+}
+
+Tokens tokenize(const Tokenizer& tokenizer, const std::string& text, const char* which) {
+  Tokens tokens = tokenizer.encode(text);
+  if (tokens.truncated)
+    log_warning("the {} has more than {} tokens; the rest is not used", which, Tokenizer::kMaxTokens);
+  return tokens;
+}
+
+void report_unused(const TensorStore& store, const std::vector<std::string>& ignored = {}) {
+  const std::vector<std::string> names = store.unused(ignored);
+  if (!names.empty())
+    log_info("{}: {} unknown tensors ignored, {} the first", store.where(), names.size(), names.front());
+}
+
+/// u8 [H,W,3] → [3,1,H,W] in [−1,1].
+Tensor image_as_video(const Tensor& image, DType dtype) {
+  const std::int64_t pixels = image.dim(0) * image.dim(1);
+  Tensor video = Tensor::empty(DType::f32, {3, 1, image.dim(0), image.dim(1)});
+  for (std::int64_t c = 0; c < 3; ++c)
+    for (std::int64_t i = 0; i < pixels; ++i)
+      video.data<float>()[c * pixels + i] =
+          2.0f * (static_cast<float>(image.data<std::uint8_t>()[3 * i + c]) / 255.0f) - 1.0f;
+  return rounded_to(dtype, video);
+}
+
+}  // namespace
+
+Pipeline::Pipeline(const CheckpointRoot& root, DType dtype, Progress& progress)
+    : root_(root),
+      dtype_(dtype),
+      progress_(progress),
+      arena_(Arena::on_host(scratch_capacity())),
+      ops_(make_cpu_ops(arena_)) {}
+
+TextFeatures Pipeline::encode_text(const Request& request) {
+  const std::filesystem::path path = root_.text_encoder();
+  const Tokenizer tokenizer = Tokenizer::load(path / "tokenizer.json");
+  const std::string text = prepare_prompt(request.prompt, !request.images.empty());
+  const Tokens prompt = tokenize(tokenizer, text, "prompt");
+  const Tokens negative = tokenize(
+      tokenizer, request.negative_prompt.value_or(std::string(default_negative_prompt())), "negative prompt");
+
+  const auto config = TextEncoderConfig::from(ConfigNode::read(path / "config.json"));
+  const auto store = open_checkpoint(path);
+  progress_.stage("load text encoder", config.run_layers());
+  const auto encoder = load_text_encoder(*ops_, *store, config, dtype_, [&](std::int64_t layer) {
+    progress_.check();
+    progress_.advance(layer);
+  });
+
+  progress_.stage("encode text", 2);
+  TextFeatures features;
+  features.prompt = rounded_to(dtype_, encoder->encode(*ops_, prompt.ids));
+  progress_.advance(1);
+  progress_.check();
+  features.negative = negative.ids.empty() ? features.prompt.rows(0, 0)
+                                           : rounded_to(dtype_, encoder->encode(*ops_, negative.ids));
+  progress_.advance(2);
+  for (const ImageInput& image : request.images) {
+    const auto span = figure_span(text, image.figure);
+    const std::vector<std::int64_t> tokens = span ? tokens_in(prompt, *span) : std::vector<std::int64_t>{};
+    if (tokens.empty()) log_warning("the prompt never names <Figure {}>", image.figure);
+    features.figure_tokens.push_back(rounded_to(dtype_, figure_token(features.prompt, tokens)));
+  }
+  return features;
+}
+
+std::vector<Tensor> Pipeline::encode_images(const Request& request) {
+  std::vector<Tensor> latents;
+  if (request.images.empty()) return latents;
+  ImageOptions options;
+  options.warn = [](std::string_view line) { log_warning("{}", line); };
+  std::vector<Tensor> videos;
+  for (const ImageInput& image : request.images)
+    videos.push_back(image_as_video(
+        prepare_reference_image(read_image(image.path, options), request.width, request.height), dtype_));
+  progress_.stage("encode images", static_cast<std::int64_t>(videos.size()));
+  const WanEncoder encoder = WanEncoder::load(*ops_, root_.wan_vae());
+  for (const Tensor& video : videos) {
+    progress_.check();
+    latents.push_back(encoder.encode(*ops_, video));
+    progress_.advance(static_cast<std::int64_t>(latents.size()));
+  }
+  return latents;
+}
+
+Latents Pipeline::denoise(const Request& request, const TextFeatures& text,
+                          const std::vector<Tensor>& image_latents, const Latents& noise,
+                          const StepSink& on_step) {
+  const auto config = PreviewConfig::from(root_.config());
+  const auto store = open_checkpoint(root_.preview());
+  progress_.stage("load preview", config.layers);
+  const auto model = load_preview(*ops_, *store, config, dtype_, [&](std::int64_t layer) {
+    progress_.check();
+    progress_.advance(layer);
+  });
+  report_unused(*store, {"pre_adapter.rope"});
+
+  std::vector<ReferenceImage> images;
+  for (std::size_t i = 0; i < image_latents.size(); ++i)
+    images.push_back({image_latents[i], text.figure_tokens.at(i)});
+  const LatentGrid grid{noise.video.dim(-3), noise.video.dim(-2), noise.video.dim(-1)};
+  PreviewRun run(*ops_, *model,
+                 pack(grid, noise.audio.dim(-2),
+                      guidance_branches(text.prompt, text.negative, images, request.guidance)),
+                 dtype_);
+  progress_.stage("denoise", request.steps);
+  return sample_preview(run, noise, make_schedule(request.steps, root_.defaults().shift), request.guidance,
+                        progress_, on_step);
+}
+
+Tensor Pipeline::refine(const Request& request, const TextFeatures& text, const Tensor& preview_latent,
+                        const Tensor& noise, const std::function<void(const StepRecord&)>& on_step) {
+  const GenerationDefaults& defaults = root_.defaults();
+  const auto config = RefinerConfig::from(root_.config());
+  const auto store = open_checkpoint(root_.refiner());
+  progress_.stage("load refiner", config.layers);
+  const auto model = load_refiner(*ops_, *store, config, dtype_, [&](std::int64_t layer) {
+    progress_.check();
+    progress_.advance(layer);
+  });
+  report_unused(*store, {"pre_adapter.rope"});
+
+  const LatentGrid grid{noise.dim(-3), noise.dim(-2), noise.dim(-1)};
+  Tensor latent = upsample_latent(preview_latent, grid.h, grid.w);
+  if (defaults.refiner_noise != 0)
+    latent = renoise(latent, noise.reshape(latent.shape()), defaults.refiner_noise);
+  RefinerRun cond(*ops_, *model, grid, 0, text.prompt, dtype_);
+  RefinerRun uncond(*ops_, *model, grid, 0, text.negative, dtype_);
+  progress_.stage("refine", request.refiner_steps);
+  return sample_refiner(cond, uncond, latent, make_schedule(request.refiner_steps, defaults.refiner_shift),
+                        defaults.refiner_guidance, progress_, [&](const StepRecord& step, const Tensor&) {
+                          if (on_step) on_step(step);
+                        });
+}
+
+void Pipeline::decode_video(const Request& request, const Tensor& latent, const FrameSink& sink) {
+  progress_.stage("decode video", 4 * (latent.dim(-3) - 1) + 1);
+  std::int64_t done = 0;
+  const auto counted = [&](const Tensor& frames) {
+    progress_.check();
+    sink(frames);
+    progress_.advance(done += frames.dim(0));
+  };
+  if (request.wan_decoder)
+    WanDecoder::load(*ops_, root_.wan_vae()).decode(*ops_, latent, counted);
+  else
+    TurboDecoder::load(*ops_, root_.turbo_decoder_weights().parent_path(), dtype_)
+        .decode(*ops_, latent, counted);
+}
+
+Tensor Pipeline::decode_audio(const Tensor& latent) {
+  progress_.stage("decode audio", 1);
+  const AudioDecoder decoder = AudioDecoder::load(*ops_, root_.audio_decoder());
+  sample_rate_ = static_cast<int>(decoder.config().sample_rate);
+  const Tensor waveform = decoder.decode(*ops_, latent);
+  progress_.advance(1);
+  return resample(waveform, resampled_length(waveform.dim(1)));
+}
+
+std::size_t Pipeline::take_scratch_peak() {
+  const std::size_t peak = arena_.peak_bytes();
+  arena_.trim();
+  arena_.reset_peak();
+  return peak;
+}
+
+}  // namespace magi

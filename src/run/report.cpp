@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "run/report.h"
+
+#include <openssl/evp.h>
+
+#include <array>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+namespace magi {
+namespace {
+
+nlohmann::json steps_json(const std::vector<StepRecord>& steps) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const StepRecord& s : steps)
+    list.push_back({{"step", s.step}, {"timestep", s.timestep}, {"sigma", s.sigma}, {"seconds", s.seconds}});
+  return list;
+}
+
+}  // namespace
+
+Sha256::Sha256() : state_(EVP_MD_CTX_new(), [](void* p) { EVP_MD_CTX_free(static_cast<EVP_MD_CTX*>(p)); }) {
+  require(state_ && EVP_DigestInit_ex(static_cast<EVP_MD_CTX*>(state_.get()), EVP_sha256(), nullptr) == 1,
+          "SHA-256 is not available");
+}
+
+void Sha256::add(const void* data, std::size_t bytes) {
+  EVP_DigestUpdate(static_cast<EVP_MD_CTX*>(state_.get()), data, bytes);
+}
+
+std::string Sha256::hex() const {
+  std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> copy(EVP_MD_CTX_new(), &EVP_MD_CTX_free);
+  EVP_MD_CTX_copy_ex(copy.get(), static_cast<EVP_MD_CTX*>(state_.get()));
+  std::array<unsigned char, 32> digest{};
+  EVP_DigestFinal_ex(copy.get(), digest.data(), nullptr);
+  return fmt::format("{:02x}", fmt::join(digest, ""));
+}
+
+nlohmann::json Report::to_json() const {
+  nlohmann::json j;
+  for (const StageRecord& s : stages)
+    j["stages"].push_back({{"name", s.name},
+                           {"seconds", s.seconds},
+                           {"peak_bytes", s.peak_bytes},
+                           {"peak_scratch_bytes", s.peak_scratch_bytes}});
+  j["steps"] = steps_json(steps);
+  if (!refiner_steps.empty()) j["refiner_steps"] = steps_json(refiner_steps);
+  j["sha256"] = sha256;
+  j["bytes_exchanged"] = bytes_exchanged;
+  return j;
+}
+
+std::size_t peak_resident_bytes() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);)
+    if (line.starts_with("VmHWM:")) return std::stoull(line.substr(6)) * 1024;
+  return 0;
+}
+
+void reset_peak_resident() {
+  std::ofstream("/proc/self/clear_refs") << "5";
+}
+
+}  // namespace magi

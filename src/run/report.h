@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a run did and took: written by --stats, printed as a summary.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/tensor.h"
+#include "sample/preview_sampler.h"
+
+namespace magi {
+
+/// SHA-256 over bytes that arrive in pieces.
+class Sha256 {
+ public:
+  Sha256();
+  void add(const void* data, std::size_t bytes);
+  void add(const Tensor& tensor) { add(tensor.raw(), tensor.bytes()); }
+  /// Lower-case hexadecimal of everything added.
+  std::string hex() const;
+
+ private:
+  std::shared_ptr<void> state_;
+};
+
+struct StageRecord {
+  std::string name;
+  double seconds = 0;
+  std::size_t peak_bytes = 0;          ///< resident memory of the process, highest during the stage
+  std::size_t peak_scratch_bytes = 0;  ///< activations
+};
+
+struct Report {
+  std::vector<StageRecord> stages;
+  std::vector<StepRecord> steps, refiner_steps;
+  std::map<std::string, std::string> sha256;  ///< latents, audio_latents, frames, audio
+  std::int64_t bytes_exchanged = 0;           ///< between ranks
+
+  nlohmann::json to_json() const;
+};
+
+/// Highest resident memory since the last reset, and the reset (where the system allows it).
+std::size_t peak_resident_bytes();
+void reset_peak_resident();
+
+}  // namespace magi
