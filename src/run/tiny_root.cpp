@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "run/tiny_root.h"
+
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+#include "io/atomic_file.h"
+#include "io/safetensors.h"
+#include "io/torch_writer.h"
+#include "run/tiny_weights.h"
+
+namespace magi {
+namespace {
+
+namespace fs = std::filesystem;
+
+void write_json(const fs::path& path, const nlohmann::json& value) {
+  const std::string text = value.dump(1) + "\n";
+  AtomicFile file(path);
+  file.write(text.data(), text.size());
+  file.commit();
+}
+
+void write_parts(const fs::path& root, std::uint64_t seed) {
+  NoiseGenerator noise(seed);
+  for (const char* part : {"preview", "refiner", "text_encoder", "turbo_vae", "stable-audio-open-1.0", "vae"})
+    fs::create_directories(root / part);
+  write_json(root / "config.json", tiny_config());
+  write_safetensors(root / "preview/model.safetensors", tiny_preview(noise));
+  write_safetensors(root / "refiner/model.safetensors", tiny_refiner(noise));
+  write_json(root / "text_encoder/config.json", tiny_text_encoder_config());
+  write_json(root / "text_encoder/tokenizer.json", tiny_tokenizer());
+  write_safetensors(root / "text_encoder/model.safetensors", tiny_text_encoder(noise));
+  write_json(root / "turbo_vae/TurboV3-Wan22-TinyShallow_7_7.json", tiny_turbo_config());
+  write_torch_checkpoint(root / "turbo_vae/checkpoint.ckpt", tiny_turbo_decoder(noise), "ema_state_dict");
+  write_json(root / "stable-audio-open-1.0/model_config.json", tiny_audio_config());
+  write_safetensors(root / "stable-audio-open-1.0/model.safetensors", tiny_audio_decoder(noise));
+  write_torch_checkpoint(root / "vae/Wan2.2_VAE.pth", tiny_wan_vae(noise));
+}
+
+}  // namespace
+
+void write_tiny_root(const fs::path& directory, std::uint64_t seed) {
+  std::error_code error;
+  require(
+      !fs::exists(directory, error) || (fs::is_directory(directory, error) && fs::is_empty(directory, error)),
+      "{}: exists already; choose another directory or remove it", directory.string());
+  fs::path target = fs::absolute(directory).lexically_normal();
+  if (!target.has_filename()) target = target.parent_path();
+  const fs::path partial = target.string() + ".partial-" + std::to_string(getpid());
+  try {
+    fs::create_directories(partial);
+    write_parts(partial, seed);
+    fs::remove(target, error);  // an empty directory of that name makes way
+    fs::rename(partial, target);
+  } catch (const fs::filesystem_error& e) {
+    fs::remove_all(partial, error);
+    fail("{}: cannot be written: {}", directory.string(), e.code().message());
+  } catch (...) {
+    fs::remove_all(partial, error);
+    throw;
+  }
+}
+
+}  // namespace magi
