@@ -11,8 +11,8 @@ std::vector<Velocity> Preview::forward(Ops& ops, const PackedSequence& sequence,
                                        const Probe& probe) const {
   const Segments& segments = sequence.segments;
   const Tensor hidden = embed_tokens(ops, adapters_, sequence, inputs, video, audio, dtype);
-  ops.set_time_features(hidden, times, segments);
   if (probe) probe("embed", hidden);
+  ops.set_time_features(hidden, times, segments);
 
   const Tensor streams = hidden.reshape({sequence.rows(), config_.streams, config_.hidden});
   MhcCoefficients mix;

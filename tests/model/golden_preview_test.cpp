@@ -129,37 +129,69 @@ TEST_P(PreviewForward, ForwardF32) {
   expect_close("audio velocity", stack_audio(f.velocities), c.get("audio_velocity"), 1e-4);
 }
 
-/// The first MoE layer's choices, in the reference's order: [heads, tokens sorted by modality, k].
+/// A row's choices in all heads: experts by head, each with its weight.
+using Choices = std::vector<std::pair<std::int64_t, float>>;
+
+/// Choices of the rows in `rows`, sorted: the reference sorts tokens by modality with an unstable sort, so
+/// only the set of rows within a modality can be compared. `at(row, head, j)` gives expert and weight.
+template <typename At>
+std::vector<Choices> sorted_choices(const std::vector<std::int64_t>& rows, std::int64_t heads, std::int64_t k,
+                                    At at) {
+  std::vector<Choices> all;
+  for (std::int64_t row : rows) {
+    Choices choices;
+    for (std::int64_t h = 0; h < heads; ++h) {
+      Choices of_head;
+      for (std::int64_t j = 0; j < k; ++j) of_head.push_back(at(row, h, j));
+      std::sort(of_head.begin(), of_head.end());
+      choices.insert(choices.end(), of_head.begin(), of_head.end());
+    }
+    all.push_back(std::move(choices));
+  }
+  const auto experts_then_weights = [](const Choices& a, const Choices& b) {
+    for (std::size_t i = 0; i < a.size(); ++i)
+      if (a[i].first != b[i].first) return a[i].first < b[i].first;
+    return a < b;
+  };
+  std::sort(all.begin(), all.end(), experts_then_weights);
+  return all;
+}
+
+/// The first MoE layer's choices; the reference's are [heads, tokens sorted by modality, k].
 TEST_P(PreviewForward, Routing) {
   GOLDEN_CASE(c, "preview_forward_" + GetParam() + "_f32");
   const Forward f = run_forward(c, DType::f32);
   const PackedSequence s = golden_sequence(c);
-  std::vector<std::int64_t> order;
-  for (int m = 0; m < kModalities; ++m)
-    for (const Segment& segment : s.segments)
-      for (std::int64_t r = 0; r < segment.rows && static_cast<int>(segment.modality) == m; ++r)
-        order.push_back(segment.first + r);
   const Tensor want_index = c.get("moe1_topk_indices"), want_weight = c.get("moe1_topk_probs");
-  const std::int64_t heads = want_index.dim(0), k = want_index.dim(2);
   const Tensor index = f.probes.at("routing_index"), weight = f.probes.at("routing_weight");
-  const auto config = golden_config();
+  const std::int64_t heads = want_index.dim(0), tokens = want_index.dim(1), k = want_index.dim(2);
+  const std::int64_t experts = golden_config().experts;
+  std::int64_t position = 0;
   double worst = 0;
-  for (std::int64_t h = 0; h < heads; ++h)
-    for (std::size_t p = 0; p < order.size(); ++p) {
-      std::map<std::int64_t, double> want, got;
-      for (std::int64_t j = 0; j < k; ++j) {
-        const std::size_t a = (static_cast<std::size_t>(h) * order.size() + p) * k + j;
-        const std::size_t b = (order[p] * heads + h) * k + j;
-        want[static_cast<std::int64_t>(want_index.data<float>()[a]) % config.experts] =
-            want_weight.data<float>()[a];
-        got[static_cast<std::int64_t>(index.data<float>()[b])] = weight.data<float>()[b];
+  for (int m = 0; m < kModalities; ++m) {
+    std::vector<std::int64_t> rows, positions;
+    for (const Segment& segment : s.segments)
+      for (std::int64_t r = 0; static_cast<int>(segment.modality) == m && r < segment.rows; ++r) {
+        rows.push_back(segment.first + r);
+        positions.push_back(position++);
       }
-      for (const auto& [expert, w] : want) {
-        ASSERT_TRUE(got.contains(expert)) << "head " << h << ", row " << order[p] << ": expert " << expert;
-        worst = std::max(worst, std::abs(got[expert] - w));
+    const auto got = sorted_choices(rows, heads, k, [&](std::int64_t row, std::int64_t h, std::int64_t j) {
+      const std::int64_t i = (row * heads + h) * k + j;
+      return std::pair(static_cast<std::int64_t>(index.data<float>()[i]), weight.data<float>()[i]);
+    });
+    const auto want =
+        sorted_choices(positions, heads, k, [&](std::int64_t p, std::int64_t h, std::int64_t j) {
+          const std::int64_t i = (h * tokens + p) * k + j;
+          return std::pair(static_cast<std::int64_t>(want_index.data<float>()[i]) % experts,
+                           want_weight.data<float>()[i]);
+        });
+    for (std::size_t r = 0; r < want.size(); ++r)
+      for (std::size_t i = 0; i < want[r].size(); ++i) {
+        ASSERT_EQ(got[r][i].first, want[r][i].first) << "modality " << m << ", sorted row " << r;
+        worst = std::max(worst, std::abs(double{got[r][i].second} - double{want[r][i].second}));
       }
-    }
-  std::printf("routing weights: largest difference %.3g\n", worst);
+  }
+  std::printf("routing weights: largest difference %.3g (limit 1e-3)\n", worst);
   EXPECT_LT(worst, 1e-3);
 }
 
