@@ -94,7 +94,7 @@ TEST_P(PreviewSample, TrajectoryF32) {
   Progress progress;
   const Latents end = sample_preview(run, noise, schedule, case_guidance(c), progress,
                                      [&](const StepRecord& step, const Latents& latents) {
-                                       const std::string name = step_name("latent_", step.step + 1);
+                                       const std::string name = step_name("latent_", step.step);
                                        if (c.has(name))
                                          expect_close(name, latents.video, first_of(c.get(name)), 1e-3);
                                      });
@@ -108,7 +108,10 @@ TEST_P(PreviewSample, StepsBf16) {
   PreviewRun exact_run = exact.run(c, uses_images(GetParam())), run = rounded.run(c, uses_images(GetParam()));
   const Tensor timesteps = c.get("timesteps");
   for (std::int64_t k = 0; c.has(step_name("v_video_", k)); ++k) {
-    const Latents at{first_of(c.get(step_name("latent_", k))), first_of(c.get(step_name("audio_", k)))};
+    // latent_k is what step k left behind.
+    const Latents at = k == 0 ? Latents{first_of(c.get("latent")), first_of(c.get("audio_latent"))}
+                              : Latents{first_of(c.get(step_name("latent_", k - 1))),
+                                        first_of(c.get(step_name("audio_", k - 1)))};
     const double timestep = timesteps.data<float>()[k];
     const Latents want = guided(exact_run, at, timestep, case_guidance(c));
     const Latents got = guided(run, at, timestep, case_guidance(c));

@@ -40,9 +40,9 @@ TEST(GoldenRefinerSample, TrajectoryF32) {
   guidance.video_scale = std::stof(c.meta("guidance"));
   const Tensor end = sample_refiner(*r.text, *r.null_text, first_of(c.get("renoised")), schedule, guidance,
                                     progress, [&](const StepRecord& step, const Tensor& latent) {
-                                      const std::string next = "latent_" + std::to_string(step.step + 1);
-                                      if (c.has(next))
-                                        expect_close(next, latent, first_of(c.get(next)), 1e-3);
+                                      const std::string name = "latent_" + std::to_string(step.step);
+                                      if (c.has(name))
+                                        expect_close(name, latent, first_of(c.get(name)), 1e-3);
                                     });
   expect_close("out_latent", end, first_of(c.get("out_latent")), 1e-3);
 }
