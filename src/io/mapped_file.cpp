@@ -8,11 +8,23 @@
 
 #include <cerrno>
 #include <cstring>
+#include <map>
+#include <mutex>
 
 #include "core/error.h"
 
 namespace magi {
 namespace {
+
+struct LiveFiles {
+  std::mutex mutex;
+  std::map<void*, std::size_t> ranges;
+};
+
+LiveFiles& live_files() {
+  static LiveFiles* const files = new LiveFiles;  // never destroyed: files may outlive static objects
+  return *files;
+}
 
 class Descriptor {
  public:
@@ -51,11 +63,22 @@ std::shared_ptr<const MappedFile> MappedFile::open(const std::filesystem::path& 
     require(mapped != MAP_FAILED, "{}: cannot map {} bytes: {}", path.string(), size, std::strerror(errno));
   }
   file->size_ = size;
+  const std::scoped_lock lock(live_files().mutex);
+  live_files().ranges.emplace(range, size);
   return file;
 }
 
 MappedFile::~MappedFile() {
-  if (data_ != nullptr) ::munmap(data_, reserved_);
+  if (data_ == nullptr) return;
+  const std::scoped_lock lock(live_files().mutex);
+  live_files().ranges.erase(data_);
+  ::munmap(data_, reserved_);
+}
+
+void release_mapped_pages() {
+  const std::scoped_lock lock(live_files().mutex);
+  for (const auto& [range, size] : live_files().ranges)
+    if (size > 0) ::madvise(range, size, MADV_DONTNEED);
 }
 
 }  // namespace magi

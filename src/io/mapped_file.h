@@ -28,4 +28,8 @@ class MappedFile {
   std::size_t reserved_ = 0;
 };
 
+/// Takes the pages of all mapped files out of resident memory; what is touched again is read again. Loaders
+/// call it when a layer is packed, so that a checkpoint never counts twice.
+void release_mapped_pages();
+
 }  // namespace magi

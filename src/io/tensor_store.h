@@ -39,7 +39,7 @@ class TensorStore {
   Tensor load(const std::string& name) const;
   /// load(), after checking presence, shape and a float element type, then that every value is finite. The
   /// result is still of the stored type. Errors name file, tensor, found and expected.
-  Tensor get(const std::string& name, const Shape& expected) const;
+  virtual Tensor get(const std::string& name, const Shape& expected) const;
 
   /// Names that neither load() nor get() was asked for, without those that begin with one of
   /// `ignored_prefixes`: a loader reports them in one summary line.

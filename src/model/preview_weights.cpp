@@ -4,6 +4,7 @@
 #include <string>
 
 #include "io/config.h"
+#include "io/mapped_file.h"
 #include "model/preview.h"
 
 namespace magi {
@@ -137,6 +138,7 @@ std::unique_ptr<Preview> load_preview(Ops& ops, const TensorStore& store, const 
   for (std::int64_t i = 0; i < config.layers; ++i) {
     if (on_layer) on_layer(i);
     layers->add(load_preview_layer(root, config, i));
+    release_mapped_pages();
   }
   return std::make_unique<Preview>(config, std::move(adapters), std::move(layers));
 }

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "io/config.h"
+#include "io/mapped_file.h"
 #include "model/refiner.h"
 
 namespace magi {
@@ -86,6 +87,7 @@ std::unique_ptr<Refiner> load_refiner(Ops& ops, const TensorStore& store, const 
   for (std::int64_t i = 0; i < config.layers; ++i) {
     if (on_layer) on_layer(i);
     layers->add(load_refiner_layer(root, config, i));
+    release_mapped_pages();
   }
   return std::make_unique<Refiner>(config, std::move(adapters), std::move(layers));
 }

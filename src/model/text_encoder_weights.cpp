@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "io/config.h"
+#include "io/mapped_file.h"
 #include "model/text_encoder.h"
 
 namespace magi {
@@ -171,6 +172,7 @@ std::unique_ptr<TextEncoder> load_text_encoder(Ops& ops, const TensorStore& stor
   auto layers = std::make_unique<ResidentWeights<TextEncoderLayer>>();
   for (std::int64_t i = 0; i < config.run_layers(); ++i) {
     layers->add(load_text_encoder_layer(root, config, i));
+    release_mapped_pages();
     if (on_layer) on_layer(i);
   }
   return std::make_unique<TextEncoder>(
