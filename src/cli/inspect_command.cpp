@@ -24,7 +24,7 @@ void print_part(const PartInventory& part) {
                         : part.needed         ? "INCOMPLETE"
                                               : "incomplete (optional)";
   fmt::print("{:<16} {:>10}  {:>6} tensors  {:<10} {}\n", part.name, size_text(part.bytes), part.tensors,
-             fmt::join(part.dtypes, "+"), verdict);
+             fmt::format("{}", fmt::join(part.dtypes, "+")), verdict);
   fmt::print("                 {}\n", part.path.string());
   for (std::size_t i = 0; i < std::min(part.problems.size(), kProblemsShown); ++i)
     fmt::print("                 - {}\n", part.problems[i]);
