@@ -6,9 +6,11 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "run/pipeline.h"
 #include "support/golden.h"
+#include "support/golden_text.h"
 
 namespace magi {
 namespace {
@@ -24,10 +26,9 @@ Size size_of_text(const std::string& text) {
   return size;
 }
 
-/// A prompt of the text encoder's case; \u escapes are resolved, and the figure reference that the pipeline itself
-/// appends is taken off.
+/// A prompt of the text encoder's case, without the figure reference that the pipeline itself appends.
 std::string prompt_of(const GoldenCase& text, const std::string& key) {
-  std::string prompt = nlohmann::json::parse('"' + text.meta(key) + '"').get<std::string>();
+  std::string prompt = unescaped(text.meta(key));
   if (const std::size_t at = prompt.find("reference_layer:"); at != std::string::npos) prompt.resize(at);
   return prompt;
 }
@@ -59,20 +60,22 @@ void expect_frames(const char* name, const Tensor& got, const Tensor& want) {
   EXPECT_GE(share, 0.99) << name;
 }
 
-/// Up to `limit` frames of a decoded latent.
-Tensor decode(Pipeline& pipeline, const Request& request, const Tensor& latent, std::int64_t limit,
+/// Every `stride`-th frame of a decoded latent; `total` counts all of them.
+Tensor decode(Pipeline& pipeline, const Request& request, const Tensor& latent, std::int64_t stride,
               std::int64_t& total) {
-  Tensor all;
+  std::vector<std::uint8_t> kept;
+  Shape shape;
   total = 0;
   pipeline.decode_video(request, latent, [&](const Tensor& frames) {
-    if (!all.defined()) all = Tensor::empty(DType::u8, {limit, frames.dim(1), frames.dim(2), 3});
-    const std::int64_t take = std::min(frames.dim(0), limit - std::min(total, limit));
-    if (take > 0)
-      std::copy_n(frames.data<std::uint8_t>(), frames.rows(0, take).numel(),
-                  all.rows(total, take).data<std::uint8_t>());
-    total += frames.dim(0);
+    shape = frames.shape();
+    for (std::int64_t i = 0; i < frames.dim(0); ++i, ++total) {
+      if (total % stride != 0) continue;
+      const auto frame = frames.rows(i, 1).values<std::uint8_t>();
+      kept.insert(kept.end(), frame.begin(), frame.end());
+    }
   });
-  return all;
+  shape[0] = (total + stride - 1) / stride;
+  return Tensor::of<std::uint8_t>(kept, shape);
 }
 
 class EndToEnd : public testing::TestWithParam<std::string> {};
@@ -104,10 +107,12 @@ TEST_P(EndToEnd, PromptToFramesAndSound) {
   if (!c.has("refined_latent")) return;
   const Tensor refined = pipeline.refine(request, text, latents.video, first_of(c.get("noise_refiner")));
   expect_close("refined_latent", refined, first_of(c.get("refined_latent")), 1e-3);
+  // The case holds every n-th of the refined frames.
   const Tensor want_refined = c.raw("refined_frames");
-  expect_frames("refined_frames", decode(pipeline, request, refined, want_refined.dim(0), total),
-                want_refined);
-  EXPECT_EQ(static_cast<float>(total), c.get("refined_frame_count").data<float>()[0]);
+  const auto count = static_cast<std::int64_t>(c.get("refined_frame_count").data<float>()[0]);
+  const std::int64_t stride = (count + want_refined.dim(0) - 1) / want_refined.dim(0);
+  expect_frames("refined_frames", decode(pipeline, request, refined, stride, total), want_refined);
+  EXPECT_EQ(total, count);
 }
 
 INSTANTIATE_TEST_SUITE_P(Golden, EndToEnd, testing::Values("short", "t2v", "i2v"),
