@@ -14,6 +14,9 @@ CMAKE    ?= cmake
 GPU      := $(shell nvidia-smi -L 2>/dev/null | grep -c GPU)
 CUDA     ?= $(if $(filter-out 0,$(GPU)),$(if $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null),ON,OFF),OFF)
 
+# Threads that wait must not spin when several tests share the cores.
+export OMP_WAIT_POLICY = passive
+
 PACKAGES := $(shell sed 's/\#.*//' packages.txt)
 
 .PHONY: all packages configure build demo test asan cuda bench clean
