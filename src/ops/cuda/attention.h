@@ -16,34 +16,46 @@ struct WindowOptions;
 namespace magi::cuda {
 
 /// out[row, h] = softmax(scale·q·kᵀ)·v over the row's sample, × exp(lse − logaddexp(lse, logsumexp(sinks[:,
-/// h]))) × σ(gate[row, h]) (see `attention` in ops.h).
+/// h]))) × σ(gate) (see `attention` in ops.h). Accumulation and softmax in f32.
 struct AttentionArgs {
   const void* qkv = nullptr;   ///< [N, (heads + 2·kv_heads)·head_dim]: q heads, k heads, v heads
   std::int64_t qkv_pitch = 0;  ///< elements from row to row
-  void* out = nullptr;         ///< [N, heads·head_dim]
+  void* out = nullptr;         ///< [N, heads·head_dim], of qkv's dtype
   std::int64_t out_pitch = 0;  ///< elements
+  bool is_bf16 = true;         ///< else f32
   std::int64_t heads = 0;      ///< a multiple of kv_heads
   std::int64_t kv_heads = 0;
-  std::int64_t head_dim = 0;
+  std::int64_t head_dim = 0;          ///< at most 512
   float scale = 0;                    ///< > 0
-  std::span<const RowRange> samples;  ///< rows outside every sample are not written
+  bool causal = false;                ///< within each sample
+  std::span<const RowRange> samples;  ///< rows outside every sample are neither read nor written
   const float* sinks = nullptr;       ///< [n_sink, heads] or null
   std::int64_t n_sink = 0;
-  const void* gate = nullptr;   ///< [N, heads] logits, bf16 or f32, or null
+  const void* gate = nullptr;   ///< [N, heads] logits, or [N, heads·head_dim] where gate_channels; or null
   std::int64_t gate_pitch = 0;  ///< elements
-  bool gate_is_bf16 = false;
+  bool gate_is_bf16 = false;    ///< else f32
+  bool gate_channels = false;
 };
 
-/// Whether the Hopper kernels take these arguments, qkv and out being bf16: head_dim 128, compute
-/// capability 9.0, rows of qkv 16-byte aligned, rows of out 4-byte aligned.
-bool attention_sm90_takes(const AttentionArgs& args);
-
-/// Enqueues the Hopper kernel; bf16 in and out, f32 inside. Throws Error where it cannot be launched.
-void attention_sm90(const AttentionArgs& args, cudaStream_t stream);
+/// Enqueues the fastest kernel that takes the arguments. Throws Error where none does or the launch fails.
+void attention(const AttentionArgs& args, cudaStream_t stream);
 
 /// The same with the refiner's windows (see `window_attention` in ops.h). One sample, whose first rows are
 /// the video grid in block order; those rows attend their window and all rows behind the grid, the rest
 /// attend everything.
+void window_attention(const AttentionArgs& args, const WindowOptions& window, cudaStream_t stream);
+
+// ---------------------------------------------------------------- the kernels
+
+/// Hopper (compute capability 9.0): bf16, head_dim 128, neither causal nor gated by channel; rows of qkv
+/// 16-byte aligned, rows of out 4-byte aligned.
+bool attention_sm90_takes(const AttentionArgs& args);
+void attention_sm90(const AttentionArgs& args, cudaStream_t stream);
 void window_attention_sm90(const AttentionArgs& args, const WindowOptions& window, cudaStream_t stream);
+
+/// Any device since compute capability 8.0: tensor cores where bf16, head_dim 64, 128 or 256 and the
+/// alignments above allow; else (f32 and all the rest) plain f32 arithmetic.
+void attention_portable(const AttentionArgs& args, cudaStream_t stream);
+void window_attention_portable(const AttentionArgs& args, const WindowOptions& window, cudaStream_t stream);
 
 }  // namespace magi::cuda

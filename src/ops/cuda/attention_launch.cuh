@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host side of the Hopper attention kernel, for any shape of it.
+// Host side of the attention kernels. A kernel is described by a type with
+//   kQueries, the rows of a query tile;
+//   sample(args, queries, keys), which fills what only that kernel needs of AttentionSample;
+//   launch(params, stream), which enqueues params.tiles tiles.
 #pragma once
 
 #include <algorithm>
 
 #include "core/error.h"
 #include "ops/cuda/attention.h"
-#include "ops/cuda/attention_sm90.cuh"
-#include "ops/cuda/tensor_map.h"
+#include "ops/cuda/attention_walk.cuh"
 #include "ops/ops.h"
 
 namespace magi::cuda {
@@ -18,75 +20,71 @@ inline void attention_check(cudaError_t error, const char* what) {
 
 inline AttentionParams attention_params(const AttentionArgs& args) {
   AttentionParams params{};
-  params.out = static_cast<__nv_bfloat16*>(args.out);
+  params.qkv = args.qkv;
+  params.qkv_pitch = args.qkv_pitch;
+  params.out = args.out;
   params.out_pitch = args.out_pitch;
   params.sinks = args.n_sink > 0 ? args.sinks : nullptr;
   params.n_sink = static_cast<int>(args.n_sink);
   params.gate = args.gate;
   params.gate_pitch = args.gate_pitch;
   params.gate_is_bf16 = args.gate_is_bf16;
+  params.gate_channels = args.gate != nullptr && args.gate_channels;
+  params.causal = args.causal;
   params.heads = static_cast<int>(args.heads);
   params.kv_heads = static_cast<int>(args.kv_heads);
+  params.head_dim = static_cast<int>(args.head_dim);
   params.scale_log2 = args.scale * 1.44269504f;
   return params;
 }
 
 /// Rows `queries` attend rows `keys`, in `tiles` query tiles.
-template <class Shape>
+template <class Kernel>
 AttentionSample attention_sample(const AttentionArgs& args, RowRange queries, RowRange keys,
                                  std::int64_t tiles) {
   require(keys.size() < (1 << 30) && args.heads * tiles < (1 << 27),
           "attention over {} rows and {} heads: too much for a launch", keys.size(), args.heads);
-  const auto* qkv = static_cast<const __nv_bfloat16*>(args.qkv);
-  const std::int64_t columns = (args.heads + 2 * args.kv_heads) * Shape::kDim;
-  const auto map = [&](RowRange rows, int box_rows) {
-    return bf16_tensor_map(qkv + rows.first * args.qkv_pitch, rows.size(), columns, args.qkv_pitch, box_rows);
-  };
-  return {map(queries, Shape::kQueries),    map(keys, Shape::kKeys),       queries.first,
-          static_cast<int>(queries.size()), static_cast<int>(keys.size()), static_cast<int>(tiles)};
+  AttentionSample sample = Kernel::sample(args, queries, keys);
+  sample.first = queries.first;
+  sample.first_key = keys.first;
+  sample.query_rows = static_cast<int>(queries.size());
+  sample.key_rows = static_cast<int>(keys.size());
+  sample.tiles = static_cast<int>(tiles);
+  return sample;
 }
 
 /// Enqueues the kernel on the first `count` samples.
-template <class Shape>
+template <class Kernel>
 void attention_enqueue(AttentionParams& params, int count, cudaStream_t stream) {
-  constexpr int kShared = sizeof(AttentionShared<Shape>);
   params.tiles = 0;
   for (int i = 0; i < count; ++i) params.tiles += params.heads * params.samples[i].tiles;
   if (params.tiles == 0) return;
-  static const int processors = [] {
-    int device = 0, number = 0;
-    attention_check(cudaGetDevice(&device), "current device");
-    attention_check(cudaDeviceGetAttribute(&number, cudaDevAttrMultiProcessorCount, device), "device's size");
-    return number;
-  }();
-  attention_check(
-      cudaFuncSetAttribute(attention_kernel<Shape>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared),
-      "shared memory");
-  attention_kernel<Shape><<<std::min(processors, params.tiles), Shape::kThreads, kShared, stream>>>(params);
+  Kernel::launch(params, stream);
   attention_check(cudaGetLastError(), "launch");
 }
 
-/// Every row of a sample attends every row of it; kAttentionSamples samples a launch.
-template <class Shape>
+/// Every row of a sample attends every row of it (or those up to itself); kAttentionSamples samples a launch.
+template <class Kernel>
 void attention_launch(const AttentionArgs& args, cudaStream_t stream) {
   AttentionParams params = attention_params(args);
   int count = 0;
   for (const RowRange& rows : args.samples) {
     if (rows.size() <= 0) continue;
-    params.samples[count++] =
-        attention_sample<Shape>(args, rows, rows, (rows.size() + Shape::kQueries - 1) / Shape::kQueries);
+    const std::int64_t tiles = (rows.size() + Kernel::kQueries - 1) / Kernel::kQueries;
+    params.samples[count++] = attention_sample<Kernel>(args, rows, rows, tiles);
     if (count == kAttentionSamples) {
-      attention_enqueue<Shape>(params, count, stream);
+      attention_enqueue<Kernel>(params, count, stream);
       count = 0;
     }
   }
-  attention_enqueue<Shape>(params, count, stream);
+  attention_enqueue<Kernel>(params, count, stream);
 }
 
-/// Video rows attend their windows with shape Window; the rows behind them attend everything with shape Full.
+/// Video rows attend their windows by kernel Window; the rows behind them attend everything by kernel Full.
 template <class Window, class Full>
 void window_attention_launch(const AttentionArgs& args, const WindowOptions& window, cudaStream_t stream) {
   require(args.samples.size() == 1, "window attention takes one sample, not {}", args.samples.size());
+  require(!args.causal, "window attention is not causal");
   const RowRange all = args.samples[0];
   const std::int64_t video = window.grid[0] * window.grid[1] * window.grid[2];
   require(video <= all.size(), "window attention: a grid of {} cells, but {} rows", video, all.size());

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/cuda/attention_launch.cuh"
+#include "ops/cuda/attention_sm90.cuh"
 
 namespace magi::cuda {
 namespace {
 
 // The fastest of the shapes in bench/cuda/attention_bench.cu (docs/performance.md, "Attention on Hopper"). A
-// window's query tile is a block of 128 rows, and a run of five blocks is 4 tiles of 160 keys.
-using Full = AttentionShape<80, 3, 2>;
-using Window = AttentionShape<160, 2, 2, WindowWalk>;
+// window's query tile is a block of 128 rows, and a run of five blocks is five tiles of 128 keys.
+using Full = HopperAttention<AttentionShape<80, 3, 2>>;
+using Window = HopperAttention<AttentionShape<128, 2, 2, WindowWalk>>;
+using WindowRest = HopperAttention<AttentionShape<128, 2, 2>>;
 
 bool aligned(const void* pointer, std::uintptr_t bytes) {
   return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
@@ -28,9 +29,9 @@ bool attention_sm90_takes(const AttentionArgs& args) {
       cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess) {
     return false;
   }
-  return major == 9 && minor == 0 && args.head_dim == Full::kDim && args.kv_heads > 0 &&
-         args.heads % args.kv_heads == 0 && args.scale > 0 && args.qkv_pitch % 8 == 0 &&
-         aligned(args.qkv, 16) && args.out_pitch % 2 == 0 && aligned(args.out, 4);
+  return major == 9 && minor == 0 && args.is_bf16 && args.head_dim == 128 && args.kv_heads > 0 &&
+         args.heads % args.kv_heads == 0 && args.scale > 0 && !args.causal && !args.gate_channels &&
+         args.qkv_pitch % 8 == 0 && aligned(args.qkv, 16) && args.out_pitch % 2 == 0 && aligned(args.out, 4);
 }
 
 void attention_sm90(const AttentionArgs& args, cudaStream_t stream) {
@@ -40,7 +41,7 @@ void attention_sm90(const AttentionArgs& args, cudaStream_t stream) {
 
 void window_attention_sm90(const AttentionArgs& args, const WindowOptions& window, cudaStream_t stream) {
   require_taken(args);
-  window_attention_launch<Window, Full>(args, window, stream);
+  window_attention_launch<Window, WindowRest>(args, window, stream);
 }
 
 }  // namespace magi::cuda

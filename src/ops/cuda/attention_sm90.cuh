@@ -12,8 +12,10 @@
 #include <cmath>
 #include <cstdint>
 
-#include "ops/cuda/attention_walk.cuh"
+#include "ops/cuda/attention_launch.cuh"
+#include "ops/cuda/attention_row.cuh"
 #include "ops/cuda/sm90.cuh"
+#include "ops/cuda/tensor_map.h"
 
 namespace magi::cuda {
 
@@ -41,6 +43,8 @@ struct AttentionShared {
   std::uint64_t q_full, q_empty;
   std::uint64_t k_full[Shape::kStages], k_empty[Shape::kStages];
   std::uint64_t v_full[Shape::kStages], v_empty[Shape::kStages];
+  std::int32_t key_tile[Shape::kStages];  ///< about each K tile, from the producer: its keys, negative for a
+                                          ///< query tile's last
 };
 
 /// Position in a ring of stages; `parity` is that of the phase in which the stage becomes full.
@@ -56,26 +60,31 @@ struct RingPosition {
 
 // ---------------------------------------------------------------- producer
 
-/// One K or V tile, `column` its first column in the packed buffer, into a ring.
+/// Where a producer puts K or V tiles.
 template <class Shape>
-__device__ __forceinline__ void attention_load_tile(const CUtensorMap* map, int column, int row,
-                                                    RingPosition<Shape::kStages>& ring, std::uint64_t* full,
-                                                    std::uint64_t* empty,
-                                                    __nv_bfloat16 (*stages)[2][Shape::kKeys][64]) {
-  std::uint64_t* barrier = &full[ring.stage];
-  sm90::barrier_wait(&empty[ring.stage], ring.parity ^ 1);
-  sm90::barrier_expect(barrier, Shape::kKeys * Shape::kDim * sizeof(__nv_bfloat16));
+struct AttentionTarget {
+  std::uint64_t* full;
+  std::uint64_t* empty;
+  __nv_bfloat16 (*stages)[2][Shape::kKeys][64];
+  RingPosition<Shape::kStages> ring;
+
+  __device__ __forceinline__ void wait() { sm90::barrier_wait(&empty[ring.stage], ring.parity ^ 1); }
+  /// Rows from `row` on; `column` is the head's first column in the packed buffer.
+  __device__ __forceinline__ void load(const CUtensorMap* map, int column, int row) {
+    sm90::barrier_expect(&full[ring.stage], sizeof(stages[0]));
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    sm90::load_box(map, barrier, stages[ring.stage][half], column + 64 * half, row);
+    for (int half = 0; half < 2; ++half) {
+      sm90::load_box(map, &full[ring.stage], stages[ring.stage][half], column + 64 * half, row);
+    }
+    ring = ring.next();
   }
-  ring = ring.next();
-}
+};
 
 /// K runs one tile ahead of V, as the consumers use them.
 template <class Shape>
 __device__ __forceinline__ void attention_produce(const AttentionParams& p, AttentionShared<Shape>& shared) {
-  RingPosition<Shape::kStages> k_ring, v_ring;
+  AttentionTarget<Shape> k{shared.k_full, shared.k_empty, shared.k, {}};
+  AttentionTarget<Shape> v{shared.v_full, shared.v_empty, shared.v, {}};
   std::uint32_t q_parity = 0;
   for (int index = blockIdx.x; index < p.tiles; index += gridDim.x) {
     const AttentionTile tile = attention_tile(p, index);
@@ -83,8 +92,14 @@ __device__ __forceinline__ void attention_produce(const AttentionParams& p, Atte
     const int k_column = (p.heads + tile.kv_head) * Shape::kDim;
     const int v_column = k_column + p.kv_heads * Shape::kDim;
     typename Shape::Walk walk(p, tile);
+    const auto load_k = [&] {
+      k.wait();
+      const int count = min(walk.remaining, Shape::kKeys);
+      shared.key_tile[k.ring.stage] = walk.last() ? -count : count;  // ordered by the barrier that follows
+      k.load(keys, k_column, walk.row);
+    };
 
-    attention_load_tile<Shape>(keys, k_column, walk.row, k_ring, shared.k_full, shared.k_empty, shared.k);
+    load_k();
     sm90::barrier_wait(&shared.q_empty, q_parity ^ 1);
     q_parity ^= 1;
     sm90::barrier_expect(&shared.q_full, sizeof(shared.q));
@@ -97,114 +112,16 @@ __device__ __forceinline__ void attention_produce(const AttentionParams& p, Atte
       const bool last = walk.last();
       if (!last) {
         walk.next();
-        attention_load_tile<Shape>(keys, k_column, walk.row, k_ring, shared.k_full, shared.k_empty, shared.k);
+        load_k();
       }
-      attention_load_tile<Shape>(keys, v_column, row, v_ring, shared.v_full, shared.v_empty, shared.v);
+      v.wait();
+      v.load(keys, v_column, row);
       if (last) break;
     }
   }
 }
 
 // ---------------------------------------------------------------- consumers
-
-/// A thread's share of the running softmax: of rows r and r + 8 of its warp's 16. max in units of q·k; sum
-/// over the thread's own columns, the four threads of a row are added at the end.
-struct RunningSoftmax {
-  float max[2];
-  float sum[2];
-};
-
-/// Replaces scores s by exp2((s − max)·scale); returns in `alpha` the factors that the accumulated output
-/// needs. A row's maximum moves only when it rises by more than 2^8, which spares most rescalings of the
-/// output: sums stay far inside f32, relative errors stay the same, and the choice is the row's own.
-template <int kCount>
-__device__ __forceinline__ void attention_softmax(float (&s)[kCount], RunningSoftmax& state, float scale_log2,
-                                                  float (&alpha)[2]) {
-  float top[2][2] = {{s[0], s[1]}, {s[2], s[3]}};
-#pragma unroll
-  for (int i = 4; i < kCount; i += 4) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) top[e / 2][e % 2] = fmaxf(top[e / 2][e % 2], s[i + e]);
-  }
-  float offset[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float m = fmaxf(top[r][0], top[r][1]);
-    m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
-    m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
-    const float old = state.max[r];
-    const float rise = (m - old) * scale_log2;
-    const bool moves = rise > 8.f;
-    state.max[r] = moves ? m : old;
-    alpha[r] = moves ? sm90::exp2_fast(-rise) : 1.f;
-    offset[r] = state.max[r] * scale_log2;
-  }
-  float sums[2][2] = {};
-#pragma unroll
-  for (int i = 0; i < kCount; i += 4) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      s[i + e] = sm90::exp2_fast(fmaf(s[i + e], scale_log2, -offset[e / 2]));
-      sums[e / 2][e % 2] += s[i + e];
-    }
-  }
-#pragma unroll
-  for (int r = 0; r < 2; ++r) state.sum[r] = fmaf(state.sum[r], alpha[r], sums[r][0] + sums[r][1]);
-}
-
-/// Scores past the first `keys` become −∞.
-template <int kCount>
-__device__ __forceinline__ void attention_mask(float (&s)[kCount], int keys) {
-  const int first = 2 * (threadIdx.x % 4);
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    if (i / 4 * 8 + i % 2 + first >= keys) s[i] = -INFINITY;
-  }
-}
-
-/// What the row's plain output is multiplied by: 1/sum, the share that sinks leave, and the gate.
-__device__ __forceinline__ float attention_row_factor(const AttentionParams& p, std::int64_t row, int head,
-                                                      float max, float sum) {
-  float factor = 1.f / sum;
-  if (p.sinks != nullptr) {
-    // exp(lse − logaddexp(lse, z)) = 1/(1 + exp(z − lse)), z = logsumexp(sinks).
-    const float lse = fmaf(max, p.scale_log2, log2f(sum));  // base 2
-    float rest = 0.f;
-    for (int i = 0; i < p.n_sink; ++i) rest += exp2f(p.sinks[i * p.heads + head] * 1.44269504f - lse);
-    factor = __fdividef(factor, 1.f + rest);
-  }
-  if (p.gate != nullptr) {
-    const std::int64_t at = row * p.gate_pitch + head;
-    const float logit = p.gate_is_bf16 ? __bfloat162float(static_cast<const __nv_bfloat16*>(p.gate)[at])
-                                       : static_cast<const float*>(p.gate)[at];
-    factor *= 1.f / (1.f + exp2f(logit * -1.44269504f));
-  }
-  return factor;
-}
-
-template <class Shape>
-__device__ __forceinline__ void attention_store(const AttentionParams& p, const AttentionTile& tile,
-                                                int group, const float (&o)[64],
-                                                const RunningSoftmax& state) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-  const int first_row = Shape::Walk::query_row(p, tile) + 64 * group + 16 * warp;
-  const int end = Shape::Walk::query_end(p, tile);
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float sum = state.sum[r];
-    sum += __shfl_xor_sync(~0u, sum, 1);
-    sum += __shfl_xor_sync(~0u, sum, 2);
-    const int row = first_row + lane / 4 + 8 * r;
-    if (row >= end) continue;
-    const std::int64_t packed_row = tile.sample->first + row;
-    const float factor = attention_row_factor(p, packed_row, tile.head, state.max[r], sum);
-    auto* to = reinterpret_cast<std::uint32_t*>(p.out + packed_row * p.out_pitch + tile.head * Shape::kDim) +
-               lane % 4;
-#pragma unroll
-    for (int j = 0; j < 16; ++j)
-      to[4 * j] = sm90::pack_bf16(o[4 * j + 2 * r] * factor, o[4 * j + 2 * r + 1] * factor);
-  }
-}
 
 /// This warp is done with a tile.
 __device__ __forceinline__ void attention_release(std::uint64_t* empty) {
@@ -238,12 +155,11 @@ __device__ __forceinline__ void attention_issue_values(float (&o)[64],
   sm90::wgmma_commit();
 }
 
-/// Scores to weights: softmax and rounding, in the accumulator's layout.
-template <int kCount>
-__device__ __forceinline__ void attention_round(std::uint32_t (&weights)[kCount / 2],
-                                                const float (&s)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount / 2; ++i) weights[i] = sm90::pack_bf16(s[2 * i], s[2 * i + 1]);
+/// Waits for a K tile; returns the producer's note on it.
+template <class Shape, class Ring>
+__device__ __forceinline__ int attention_next_tile(const AttentionShared<Shape>& shared, Ring ring) {
+  sm90::barrier_wait(&shared.k_full[ring.stage], ring.parity);
+  return shared.key_tile[ring.stage];
 }
 
 template <class Shape>
@@ -266,27 +182,26 @@ __device__ __forceinline__ void attention_consume(const AttentionParams& p, Atte
   if (group == Shape::kGroups - 1) sm90::named_arrive(next_turn, kTurn);  // the first warpgroup's first turn
 
   for (int index = blockIdx.x; index < p.tiles; index += gridDim.x) {
-    typename Shape::Walk walk(p, attention_tile(p, index));
     RunningSoftmax state = {{-INFINITY, -INFINITY}, {0.f, 0.f}};
     float alpha[2];
 
     sm90::barrier_wait(&shared.q_full, q_parity);
     q_parity ^= 1;
-    sm90::barrier_wait(&shared.k_full[ring.stage], ring.parity);
+    int key_tile = attention_next_tile(shared, ring);
     sm90::wgmma_fence();
     attention_issue_scores<Shape>(s, q, sm90::advance(k, ring.stage * kStageBytes));
     sm90::wgmma_wait<0>();
     sm90::pin(s);
     attention_release(&shared.k_empty[ring.stage]);
-    attention_mask(s, walk.remaining);
+    attention_mask(s, abs(key_tile));
     attention_softmax(s, state, p.scale_log2, alpha);
     attention_round(weights, s);
 #pragma unroll
     for (int i = 0; i < 64; ++i) o[i] = 0.f;
 
-    if (!walk.last()) sm90::barrier_wait(&shared.k_full[ring.next().stage], ring.next().parity);
-    while (!walk.last()) {
-      walk.next();
+    bool more = key_tile > 0;
+    if (more) key_tile = attention_next_tile(shared, ring.next());
+    while (more) {
       sm90::named_sync(my_turn, kTurn);
       sm90::pin(o);
       sm90::pin(weights);
@@ -300,23 +215,19 @@ __device__ __forceinline__ void attention_consume(const AttentionParams& p, Atte
       sm90::wgmma_wait<1>();
       sm90::pin(s);
       attention_release(&shared.k_empty[ring.next().stage]);
-      if (Shape::Walk::kRagged && walk.remaining < kKeys) attention_mask(s, walk.remaining);
+      if (Shape::Walk::kRagged && abs(key_tile) < kKeys) attention_mask(s, abs(key_tile));
       attention_softmax(s, state, p.scale_log2, alpha);
       // The next K tile is awaited here because the branch keeps the assembler from moving the softmax behind
       // the wait for P·V, which it would do otherwise.
-      if (!walk.last())
-        sm90::barrier_wait(&shared.k_full[ring.next().next().stage], ring.next().next().parity);
+      more = key_tile > 0;
+      if (more) key_tile = attention_next_tile(shared, ring.next().next());
       sm90::wgmma_wait<0>();
       sm90::pin(o);
       sm90::pin(weights);
       attention_release(&shared.v_empty[ring.stage]);
       ring = ring.next();
       attention_round(weights, s);
-      // Multiplying by 1 changes nothing, so a warp may skip it without its rows depending on each other.
-      if (__any_sync(~0u, alpha[0] != 1.f || alpha[1] != 1.f)) {
-#pragma unroll
-        for (int i = 0; i < 64; ++i) o[i] *= alpha[i % 4 / 2];
-      }
+      attention_rescale(o, alpha);
     }
     attention_release(&shared.q_empty);
 
@@ -331,7 +242,9 @@ __device__ __forceinline__ void attention_consume(const AttentionParams& p, Atte
     ring = ring.next();
     int again = index;  // hides that the tile was known before the loop: registers are short there
     asm volatile("" : "+r"(again));
-    attention_store<Shape>(p, attention_tile(p, again), group, o, state);
+    const AttentionTile tile = attention_tile(p, again);
+    attention_store(p, tile, Shape::Walk::query_row(p, tile) + 64 * group + 16 * (threadIdx.x / 32 % 4),
+                    Shape::Walk::query_end(p, tile), o, state);
   }
   if (group == 0) sm90::named_sync(my_turn, kTurn);  // takes the turn left over
 }
@@ -369,5 +282,36 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   }
 #endif
 }
+
+/// For attention_launch.cuh.
+template <class Shape>
+struct HopperAttention {
+  static constexpr int kQueries = Shape::kQueries;
+
+  static AttentionSample sample(const AttentionArgs& args, RowRange queries, RowRange keys) {
+    const auto* qkv = static_cast<const __nv_bfloat16*>(args.qkv);
+    const std::int64_t columns = (args.heads + 2 * args.kv_heads) * Shape::kDim;
+    const auto map = [&](RowRange rows, int box_rows) {
+      return bf16_tensor_map(qkv + rows.first * args.qkv_pitch, rows.size(), columns, args.qkv_pitch,
+                             box_rows);
+    };
+    AttentionSample sample{};
+    sample.queries = map(queries, Shape::kQueries);
+    sample.keys = map(keys, Shape::kKeys);
+    return sample;
+  }
+
+  static void launch(const AttentionParams& params, cudaStream_t stream) {
+    constexpr int kShared = sizeof(AttentionShared<Shape>);
+    int device = 0, processors = 0;
+    attention_check(cudaGetDevice(&device), "current device");
+    attention_check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device),
+                    "device's size");
+    attention_check(
+        cudaFuncSetAttribute(attention_kernel<Shape>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared),
+        "shared memory");
+    attention_kernel<Shape><<<std::min(processors, params.tiles), Shape::kThreads, kShared, stream>>>(params);
+  }
+};
 
 }  // namespace magi::cuda

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the Hopper attention kernel works on: tiles of query rows, and for each the walk over its keys.
-// Producer and consumers take the same walk. Its order depends on the query tile's place in the sample alone.
+// What the attention kernels work on: tiles of query rows, and for each the walk over its keys, whose order
+// depends on the query tile's place in the sample alone.
 #pragma once
 
 #include <cuda.h>
@@ -14,9 +14,10 @@ namespace magi::cuda {
 inline constexpr int kAttentionSamples = 8;  ///< a launch
 
 struct AttentionSample {
-  CUtensorMap queries;      ///< boxes of [query tile, 64]
-  CUtensorMap keys;         ///< boxes of [key tile, 64]; rows past the sample read as zeros
+  CUtensorMap queries;      ///< Hopper: boxes of [query tile, 64]
+  CUtensorMap keys;         ///< Hopper: boxes of [key tile, 64]; rows past the sample read as zeros
   std::int64_t first;       ///< query row 0 in the packed buffer
+  std::int64_t first_key;   ///< key row 0 in the packed buffer
   std::int32_t query_rows;  ///< > 0
   std::int32_t key_rows;    ///< > 0
   std::int32_t tiles;       ///< query tiles
@@ -44,20 +45,25 @@ struct AttentionWindow {
 struct AttentionParams {
   AttentionSample samples[kAttentionSamples];
   AttentionWindow window;
-  __nv_bfloat16* out;
+  const void* qkv;  ///< but for Hopper
+  std::int64_t qkv_pitch;
+  void* out;
   std::int64_t out_pitch;
   const float* sinks;
   const void* gate;
   std::int64_t gate_pitch;
   std::int32_t n_sink;
   std::int32_t gate_is_bf16;
+  std::int32_t gate_channels;
+  std::int32_t causal;
   std::int32_t heads;
   std::int32_t kv_heads;
+  std::int32_t head_dim;
   std::int32_t tiles;  ///< Σ heads·tiles
   float scale_log2;    ///< scale·log2(e)
 };
 
-/// A block's piece of work: `rows` query rows from `row` on, of one head.
+/// A block's piece of work: a tile of query rows of one head.
 struct AttentionTile {
   const AttentionSample* sample;
   int head;
@@ -84,12 +90,17 @@ struct FullWalk {
   int row;        ///< first key of the tile at hand
   int remaining;  ///< keys from there to the end of their run: fewer than kKeys where the tile is partial
 
-  __device__ __forceinline__ FullWalk(const AttentionParams&, const AttentionTile& tile) {
-    row = (tile.sample->key_rows - 1) / kKeys * kKeys;
+  __device__ __forceinline__ FullWalk(const AttentionParams& p, const AttentionTile& tile) {
+    const int seen = p.causal ? (tile.index + 1) * kQueries : tile.sample->key_rows;
+    const int end = min(seen, tile.sample->key_rows);
+    row = (end - 1) / kKeys * kKeys;
     remaining = tile.sample->key_rows - row;
   }
   __device__ __forceinline__ bool last() const { return row == 0; }
-  __device__ __forceinline__ void next() { row -= kKeys; }
+  __device__ __forceinline__ void next() {
+    row -= kKeys;
+    remaining += kKeys;
+  }
 
   __device__ __forceinline__ static int query_row(const AttentionParams&, const AttentionTile& tile) {
     return tile.index * kQueries;

@@ -43,7 +43,7 @@ __device__ __forceinline__ void barrier_expect(std::uint64_t* barrier, std::uint
 }
 
 /// Waits until the phase of this parity is complete.
-__device__ __forceinline__ void barrier_wait(std::uint64_t* barrier, std::uint32_t parity) {
+__device__ __forceinline__ void barrier_wait(const std::uint64_t* barrier, std::uint32_t parity) {
   asm volatile(
       "{\n.reg .pred done;\n"
       "WAIT:\n"

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// A thread's part of the softmax and of the output in the accumulator layout that wgmma and mma.sync share:
+// for each 8 columns j, x[4j], x[4j+1] at row (t%32)/4 of the warp's 16, columns 8j + 2·(t%4) + {0,1}, and
+// x[4j+2], x[4j+3] eight rows below.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "ops/cuda/attention_walk.cuh"
+#include "ops/cuda/sm90.cuh"
+
+namespace magi::cuda {
+
+/// Rows r and r + 8 of the warp's 16. max in units of q·k; sum over the thread's own columns, the four
+/// threads of a row are added at the end.
+struct RunningSoftmax {
+  float max[2];
+  float sum[2];
+};
+
+/// Replaces scores s by exp2((s − max)·scale); returns in `alpha` the factors that the accumulated output
+/// needs. A row's maximum moves only when it rises by more than 2^8, which spares most rescalings of the
+/// output: sums stay far inside f32, relative errors stay the same, and the choice is the row's own. In a
+/// row's first tile at least one score is finite.
+template <int kCount>
+__device__ __forceinline__ void attention_softmax(float (&s)[kCount], RunningSoftmax& state, float scale_log2,
+                                                  float (&alpha)[2]) {
+  float top[2][2] = {{s[0], s[1]}, {s[2], s[3]}};
+#pragma unroll
+  for (int i = 4; i < kCount; i += 4) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) top[e / 2][e % 2] = fmaxf(top[e / 2][e % 2], s[i + e]);
+  }
+  float offset[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float m = fmaxf(top[r][0], top[r][1]);
+    m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
+    m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
+    const float old = state.max[r];
+    const float rise = (m - old) * scale_log2;
+    const bool moves = rise > 8.f;
+    state.max[r] = moves ? m : old;
+    alpha[r] = moves ? sm90::exp2_fast(-rise) : 1.f;
+    offset[r] = state.max[r] * scale_log2;
+  }
+  float sums[2][2] = {};
+#pragma unroll
+  for (int i = 0; i < kCount; i += 4) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      s[i + e] = sm90::exp2_fast(fmaf(s[i + e], scale_log2, -offset[e / 2]));
+      sums[e / 2][e % 2] += s[i + e];
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) state.sum[r] = fmaf(state.sum[r], alpha[r], sums[r][0] + sums[r][1]);
+}
+
+/// Multiplying by 1 changes nothing, so a warp may skip it without its rows depending on each other.
+template <int kCount>
+__device__ __forceinline__ void attention_rescale(float (&o)[kCount], const float (&alpha)[2]) {
+  if (!__any_sync(~0u, alpha[0] != 1.f || alpha[1] != 1.f)) return;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) o[i] *= alpha[i % 4 / 2];
+}
+
+/// Scores past the first `keys` become −∞.
+template <int kCount>
+__device__ __forceinline__ void attention_mask(float (&s)[kCount], int keys) {
+  const int first = 2 * (threadIdx.x % 4);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (i / 4 * 8 + i % 2 + first >= keys) s[i] = -INFINITY;
+  }
+}
+
+/// Rounds softmax's values to the A operand of P·V.
+template <int kCount>
+__device__ __forceinline__ void attention_round(std::uint32_t (&weights)[kCount / 2],
+                                                const float (&s)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i) weights[i] = sm90::pack_bf16(s[2 * i], s[2 * i + 1]);
+}
+
+/// σ of a gate logit.
+__device__ __forceinline__ float attention_gate(const AttentionParams& p, std::int64_t at) {
+  const float logit = p.gate_is_bf16 ? __bfloat162float(static_cast<const __nv_bfloat16*>(p.gate)[at])
+                                     : static_cast<const float*>(p.gate)[at];
+  return 1.f / (1.f + exp2f(logit * -1.44269504f));
+}
+
+/// What the row's plain output is multiplied by: 1/sum, the share that sinks leave, and the head's gate.
+/// `max` in units of q·k.
+__device__ __forceinline__ float attention_row_factor(const AttentionParams& p, std::int64_t row, int head,
+                                                      float max, float sum) {
+  float factor = 1.f / sum;
+  if (p.sinks != nullptr) {
+    // exp(lse − logaddexp(lse, z)) = 1/(1 + exp(z − lse)), z = logsumexp(sinks).
+    const float lse = fmaf(max, p.scale_log2, log2f(sum));  // base 2
+    float rest = 0.f;
+    for (int i = 0; i < p.n_sink; ++i) rest += exp2f(p.sinks[i * p.heads + head] * 1.44269504f - lse);
+    factor *= 1.f / (1.f + rest);
+  }
+  if (p.gate != nullptr && !p.gate_channels) factor *= attention_gate(p, row * p.gate_pitch + head);
+  return factor;
+}
+
+/// Writes a warp's 16 rows, `first_row` on in the sample, as far as `end`.
+template <int kCount>
+__device__ __forceinline__ void attention_store(const AttentionParams& p, const AttentionTile& tile,
+                                                int first_row, int end, const float (&o)[kCount],
+                                                const RunningSoftmax& state) {
+  constexpr int kDim = 2 * kCount;
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float sum = state.sum[r];
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    const int row = first_row + lane / 4 + 8 * r;
+    if (row >= end) continue;
+    const std::int64_t packed_row = tile.sample->first + row;
+    const float factor = attention_row_factor(p, packed_row, tile.head, state.max[r], sum);
+    const int column = tile.head * kDim + 2 * (lane % 4);
+    auto* to = reinterpret_cast<std::uint32_t*>(static_cast<__nv_bfloat16*>(p.out) +
+                                                packed_row * p.out_pitch + column);
+#pragma unroll
+    for (int j = 0; j < kCount / 4; ++j) {
+      float x = o[4 * j + 2 * r] * factor, y = o[4 * j + 2 * r + 1] * factor;
+      if (p.gate_channels) {
+        const std::int64_t at = packed_row * p.gate_pitch + column + 8 * j;
+        x *= attention_gate(p, at);
+        y *= attention_gate(p, at + 1);
+      }
+      to[4 * j] = sm90::pack_bf16(x, y);
+    }
+  }
+}
+
+}  // namespace magi::cuda
