@@ -10,13 +10,10 @@
 #include "core/error.h"
 #include "ops/cuda/attention.h"
 #include "ops/cuda/attention_walk.cuh"
+#include "ops/cuda/launch.cuh"
 #include "ops/ops.h"
 
 namespace magi::cuda {
-
-inline void attention_check(cudaError_t error, const char* what) {
-  require(error == cudaSuccess, "attention kernel: {}: {}", what, cudaGetErrorString(error));
-}
 
 inline AttentionParams attention_params(const AttentionArgs& args) {
   AttentionParams params{};
@@ -60,7 +57,6 @@ void attention_enqueue(AttentionParams& params, int count, cudaStream_t stream) 
   for (int i = 0; i < count; ++i) params.tiles += params.heads * params.samples[i].tiles;
   if (params.tiles == 0) return;
   Kernel::launch(params, stream);
-  attention_check(cudaGetLastError(), "launch");
 }
 
 /// Every row of a sample attends every row of it (or those up to itself); kAttentionSamples samples a launch.

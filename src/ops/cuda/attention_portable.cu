@@ -177,10 +177,11 @@ struct TensorAttention {
   static AttentionSample sample(const AttentionArgs&, RowRange, RowRange) { return {}; }
   static void launch(const AttentionParams& params, cudaStream_t stream) {
     constexpr int kShared = sizeof(TensorShared<kDim>);
-    attention_check(cudaFuncSetAttribute(tensor_kernel<kDim, WalkOf>,
-                                         cudaFuncAttributeMaxDynamicSharedMemorySize, kShared),
-                    "shared memory");
+    check_cuda(cudaFuncSetAttribute(tensor_kernel<kDim, WalkOf>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    kShared),
+               "attention");
     tensor_kernel<kDim, WalkOf><<<params.tiles, 128, kShared, stream>>>(params);
+    check_launch("attention");
   }
 };
 
@@ -272,6 +273,7 @@ struct PlainAttention {
   static AttentionSample sample(const AttentionArgs&, RowRange, RowRange) { return {}; }
   static void launch(const AttentionParams& params, cudaStream_t stream) {
     plain_kernel<T, WalkOf><<<params.tiles, 32 * kPlainRows, 0, stream>>>(params);
+    check_launch("attention");
   }
 };
 

@@ -125,6 +125,7 @@ __device__ __forceinline__ void attention_produce(const AttentionParams& p, Atte
 
 /// This warp is done with a tile.
 __device__ __forceinline__ void attention_release(std::uint64_t* empty) {
+  __syncwarp();  // every lane has read the tile's note
   if (threadIdx.x % 32 == 0) sm90::barrier_arrive(empty);
 }
 
@@ -302,15 +303,8 @@ struct HopperAttention {
   }
 
   static void launch(const AttentionParams& params, cudaStream_t stream) {
-    constexpr int kShared = sizeof(AttentionShared<Shape>);
-    int device = 0, processors = 0;
-    attention_check(cudaGetDevice(&device), "current device");
-    attention_check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device),
-                    "device's size");
-    attention_check(
-        cudaFuncSetAttribute(attention_kernel<Shape>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared),
-        "shared memory");
-    attention_kernel<Shape><<<std::min(processors, params.tiles), Shape::kThreads, kShared, stream>>>(params);
+    launch_persistent(attention_kernel<Shape>, params, Shape::kThreads, sizeof(AttentionShared<Shape>),
+                      stream, "attention");
   }
 };
 
