@@ -125,7 +125,6 @@ __device__ __forceinline__ void attention_produce(const AttentionParams& p, Atte
 
 /// This warp is done with a tile.
 __device__ __forceinline__ void attention_release(std::uint64_t* empty) {
-  __syncwarp();  // every lane has read the tile's note
   if (threadIdx.x % 32 == 0) sm90::barrier_arrive(empty);
 }
 
@@ -160,7 +159,9 @@ __device__ __forceinline__ void attention_issue_values(float (&o)[64],
 template <class Shape, class Ring>
 __device__ __forceinline__ int attention_next_tile(const AttentionShared<Shape>& shared, Ring ring) {
   sm90::barrier_wait(&shared.k_full[ring.stage], ring.parity);
-  return shared.key_tile[ring.stage];
+  // The lane that releases the tile reads, so that its reading is ordered before the release.
+  const int note = threadIdx.x % 32 == 0 ? shared.key_tile[ring.stage] : 0;
+  return __shfl_sync(~0u, note, 0);
 }
 
 template <class Shape>
