@@ -38,7 +38,7 @@ build: packages $(BUILD)/build.ninja
 	$(CMAKE) --build $(BUILD) -j $(JOBS) --target magi2
 
 cuda: packages
-	$(CMAKE) -S . -B build-cuda -G Ninja -DMAGI2_CUDA=ON -DMAGI2_CUDA_ARCHS="$(ARCHS)" $(CMAKE_ARGS)
+	$(CMAKE) -S . -B build-cuda -G Ninja -DMAGI2_CUDA=ON -DARCHS="$(ARCHS)" $(CMAKE_ARGS)
 	$(CMAKE) --build build-cuda -j $(JOBS)
 
 demo: build

@@ -1,23 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launching kernels and checking what came of it.
+// Launching kernels.
 #pragma once
 
 #include <cuda_runtime.h>
 
-#include <string>
-
-#include "core/error.h"
+#include "ops/cuda/check.h"
 
 namespace magi::cuda {
-
-inline void check_cuda(cudaError_t status, const char* what) {
-  // Plain strings: nvcc does not take fmt's compile-time format checks.
-  if (status != cudaSuccess) throw Error(std::string(what) + ": " + cudaGetErrorString(status));
-}
-
-inline void check_launch(const char* what) {
-  check_cuda(cudaGetLastError(), what);
-}
 
 /// As many blocks as multiprocessors, one to each, with `shared_bytes` of shared memory.
 template <typename Args>
