@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/cpu/gemm.h"
 
+#include <omp.h>
+
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -20,6 +22,19 @@ void fill(Tensor& t, std::uint32_t seed) {
     v = static_cast<float>(seed >> 8) * 0x1p-23f - 1.0f;
   }
 }
+
+/// oneDNN bakes the number of threads into what it creates; our kernels run inside one thread of our own
+/// loops.
+class OneThread {
+ public:
+  OneThread() : before_(omp_get_max_threads()) { omp_set_num_threads(1); }
+  ~OneThread() { omp_set_num_threads(before_); }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
+
+ private:
+  int before_;
+};
 
 enum class RowCheck { fails, full_tiles, short_tiles };
 
@@ -49,7 +64,7 @@ RowCheck check_rows(GemmKernel& kernel, DType dtype, std::int64_t k, std::int64_
   };
   if (!rows_agree(kTileRows)) return RowCheck::fails;
   kernel.use_short_tiles(true);
-  for (std::int64_t rows = 8; rows < kTileRows; rows += 8) {
+  for (std::int64_t rows = 16; rows < kTileRows; rows += 16) {
     if (rows_agree(rows)) continue;
     kernel.use_short_tiles(false);
     return RowCheck::full_tiles;
@@ -72,6 +87,7 @@ MAGI2_SIMD void narrow(const float* from, bf16* to, std::int64_t count) {
 }  // namespace
 
 Gemm::Gemm(DType dtype, std::int64_t k, std::int64_t n) : input_(dtype), k_(k), n_(n) {
+  const OneThread guard;
   for (const DType input : {dtype, DType::f32}) {
     input_ = input;
     kernel_ = make_onednn_kernel(input, k, n);

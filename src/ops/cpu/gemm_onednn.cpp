@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // oneDNN's matrix product as the kernel of a tile. Versions 2 and 3 differ only in how a primitive is
 // described.
-#include <omp.h>
-
 #include <array>
 #include <dnnl.hpp>
 #include <optional>
@@ -28,19 +26,6 @@ const dnnl::engine& cpu_engine() {
   return engine;
 }
 
-/// oneDNN bakes the number of threads into what it creates; our kernels run inside one thread of our own
-/// loops.
-class OneThread {
- public:
-  OneThread() : before_(omp_get_max_threads()) { omp_set_num_threads(1); }
-  ~OneThread() { omp_set_num_threads(before_); }
-  OneThread(const OneThread&) = delete;
-  OneThread& operator=(const OneThread&) = delete;
-
- private:
-  int before_;
-};
-
 dnnl::matmul::primitive_desc describe(const dnnl::memory::desc& a, const dnnl::memory::desc& b,
                                       const dnnl::memory::desc& c) {
   dnnl::primitive_attr attributes;
@@ -61,7 +46,6 @@ struct Shape {
 class OneDnnKernel final : public GemmKernel {
  public:
   OneDnnKernel(DType dtype, std::int64_t k, std::int64_t n) : dtype_(to_dnnl(dtype)), k_(k), n_(n) {
-    const OneThread guard;
     using tag = dnnl::memory::format_tag;
     const auto shape = [&](std::int64_t rows, const dnnl::memory::desc& b) {
       const auto description =
