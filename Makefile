@@ -57,8 +57,8 @@ asan: packages
 	ctest --test-dir build-asan --output-on-failure -j $(JOBS)
 
 bench: packages $(BUILD)/build.ninja
-	$(CMAKE) --build $(BUILD) -j $(JOBS) --target ops_bench
-	$(BUILD)/bench/ops_bench
+	$(CMAKE) --build $(BUILD) -j $(JOBS) --target bench_ops
+	$(BUILD)/bench/bench_ops
 
 clean:
 	rm -rf build build-asan build-cuda $(DEMO)
