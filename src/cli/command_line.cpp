@@ -13,6 +13,7 @@ int run_command_line(int argc, char** argv) {
   app.require_subcommand(1);
   Work work;
   add_generate_command(app, work);
+  add_enhance_command(app, work);
   add_init_command(app, work);
   add_inspect_command(app, work);
   try {

@@ -15,6 +15,7 @@ namespace magi {
 using Work = std::function<void()>;
 
 void add_generate_command(CLI::App& app, Work& work);
+void add_enhance_command(CLI::App& app, Work& work);
 void add_init_command(CLI::App& app, Work& work);
 void add_inspect_command(CLI::App& app, Work& work);
 

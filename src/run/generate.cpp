@@ -55,7 +55,7 @@ VideoOptions video_options(const Request& request, double fps) {
     video.output_width = static_cast<int>(request.output_size->width);
     video.output_height = static_cast<int>(request.output_size->height);
   }
-  video.metadata = {{"title", request.prompt.substr(0, 80)}, {"comment", request.to_metadata().dump()}};
+  video.metadata = {{"title", request.original_prompt.value_or(request.prompt).substr(0, 80)}, {"comment", request.to_metadata().dump()}};
   return video;
 }
 

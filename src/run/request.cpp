@@ -29,9 +29,9 @@ const std::array<Preset, 3> kPresets{
     {{"272p", {448, 256}, {}}, {"540p", {896, 512}, {}}, {"1080p", {896, 512}, Size{1920, 1088}}}};
 
 const std::set<std::string> kKeys{
-    "prompt",  "negative_prompt", "image",        "preset",        "width",     "height",
-    "seconds", "steps",           "seed",         "cfg_video",     "cfg_audio", "audio",
-    "refine",  "refiner_steps",   "output_width", "output_height", "vae"};
+    "prompt", "original_prompt", "negative_prompt", "image",        "preset",        "width",
+    "height", "seconds",         "steps",           "seed",         "cfg_video",     "cfg_audio",
+    "audio",  "refine",          "refiner_steps",   "output_width", "output_height", "vae"};
 
 void check_side(const ConfigNode& in, const char* key, std::int64_t value) {
   require(value % 16 == 0, "{}: {} is not a multiple of 16; the nearest are {} and {}", in.where(key), value,
@@ -123,6 +123,7 @@ Request Request::from_json(const nlohmann::json& object, const GenerationDefault
           in.where("prompt"));
   require(r.prompt.size() <= kMaxPromptBytes, "{}: a prompt of {} bytes is too long", in.where("prompt"),
           r.prompt.size());
+  if (in.has("original_prompt")) r.original_prompt = in.text("original_prompt", {});
   if (in.has("negative_prompt")) r.negative_prompt = in.text("negative_prompt", {});
   r.images = image_list(in);
 
@@ -164,6 +165,7 @@ nlohmann::json Request::to_metadata() const {
                    {"audio", audio},
                    {"cfg_video", guidance.video_scale},
                    {"cfg_audio", guidance.audio_scale}};
+  if (original_prompt) m["original_prompt"] = *original_prompt;
   if (negative_prompt) m["negative_prompt"] = *negative_prompt;
   if (refine) {
     m["refine"] = fmt::format("{}x{}", refine->width, refine->height);

@@ -44,6 +44,7 @@ struct ImageInput {
 /// What to make. Field names below are the JSON keys; sizes are in pixels.
 struct Request {
   std::string prompt;
+  std::optional<std::string> original_prompt;  ///< what a person wrote, where `prompt` was made from it
   std::optional<std::string> negative_prompt;  ///< absent: the official one
   std::vector<ImageInput> images;              ///< `image`: a path, a list, or an object naming "<Figure k>"
   std::int64_t width = 0, height = 0;          ///< of the preview, multiples of 16

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "run/enhance_cache.h"
+
+#include <exception>
+#include <fstream>
+#include <iterator>
+#include <utility>
+
+#include "core/log.h"
+#include "io/atomic_file.h"
+
+namespace magi {
+
+EnhanceCache::EnhanceCache(std::optional<std::filesystem::path> directory)
+    : directory_(std::move(directory)) {}
+
+std::filesystem::path EnhanceCache::file(const std::string& key) const {
+  return *directory_ / ("caption-" + key + ".json");
+}
+
+std::optional<PromptJson> EnhanceCache::find(const std::string& key) const {
+  if (!directory_) return std::nullopt;
+  try {
+    std::ifstream in(file(key), std::ios::binary);
+    return parse_prompt_json(std::string((std::istreambuf_iterator<char>(in)), {}));
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+}
+
+void EnhanceCache::keep(const std::string& key, const PromptJson& caption) const {
+  if (!directory_) return;
+  try {
+    std::filesystem::create_directories(*directory_);
+    const std::string text = caption.dump(2) + "\n";
+    AtomicFile out(file(key));
+    out.write(text.data(), text.size());
+    out.commit();
+  } catch (const std::exception& error) {
+    log_warning("the enhanced prompt is not kept: {}", error.what());
+  }
+}
+
+}  // namespace magi
