@@ -3,8 +3,6 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdlib>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -12,7 +10,7 @@
 #include "cli/progress_bar.h"
 #include "core/log.h"
 #include "io/atomic_file.h"
-#include "run/generate.h"
+#include "run/batch.h"
 
 namespace magi {
 namespace {
@@ -22,7 +20,8 @@ struct GenerateArguments {
   std::string config;
   std::string output = "clip.mp4";
   std::string prompt_file;
-  std::string dtype = "bf16";
+  std::string samples;
+  std::int64_t count = 1;
   std::string stats;
   std::string latents;
   int threads = 0;
@@ -38,40 +37,46 @@ CLI::Option* add_field(CLI::App& command, GenerateArguments& a, const std::strin
       flag, [&a, key](const T& value) { a.request[key] = value; }, help);
 }
 
-std::string read_prompt_file(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  require(in.good(), "{}: cannot read the prompt", path);
-  std::string text((std::istreambuf_iterator<char>(in)), {});
-  while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
-  return text;
+/// One clip's report as it is; of a batch, a list.
+void write_stats(const std::string& path, const std::vector<Report>& reports, bool batch) {
+  nlohmann::json stats = nlohmann::json::array();
+  for (const Report& report : reports) stats.push_back(report.to_json());
+  const std::string text = (batch ? stats : stats.at(0)).dump(2) + "\n";
+  AtomicFile file(path);
+  file.write(text.data(), text.size());
+  file.commit();
+}
+
+std::vector<ClipTask> tasks_of(GenerateArguments& a, const GenerationDefaults& defaults) {
+  if (!a.prompt_file.empty()) a.request["prompt"] = read_prompt_file(a.prompt_file);
+  if (a.no_audio) a.request["audio"] = false;
+  BatchDefaults common{a.request, a.output, std::nullopt};
+  if (!a.latents.empty()) common.latents_directory = a.latents;
+  return a.samples.empty() ? make_variants(a.count, common, defaults)
+                           : read_batch(a.samples, common, defaults);
 }
 
 void run_generate(GenerateArguments& a) {
   require(!a.root.empty(),
           "no checkpoint root: give -m ROOT or set MAGI2_CKPT_ROOT (\"magi2 init DIR\" makes a tiny one)");
   if (a.threads > 0) omp_set_num_threads(a.threads);
-  if (!a.prompt_file.empty()) a.request["prompt"] = read_prompt_file(a.prompt_file);
-  if (a.no_audio) a.request["audio"] = false;
-
   const CheckpointRoot root(a.root,
                             a.config.empty() ? std::nullopt : std::optional<std::filesystem::path>(a.config));
-  const Request request = Request::from_json(a.request, root.defaults(), "request");
-  GenerateOptions options;
-  options.dtype = a.dtype == "f32" ? DType::f32 : DType::bf16;
-  options.output = a.output;
-  if (!a.latents.empty()) options.latents_directory = a.latents;
+  const std::vector<ClipTask> tasks = tasks_of(a, root.defaults());
+  const bool batch = !tasks.front().label.empty();
 
   ProgressBar progress;
   const InterruptGuard guard(progress);
-  const Report report = generate(root, request, options, progress);
+  const std::vector<Report> reports = generate(root, tasks, progress);
   progress.finish();
-  if (!a.stats.empty()) {
-    const std::string text = report.to_json().dump(2) + "\n";
-    AtomicFile file(a.stats);
-    file.write(text.data(), text.size());
-    file.commit();
+  if (!a.stats.empty()) write_stats(a.stats, reports, batch);
+  std::size_t failed = 0;
+  for (std::size_t i = 0; i < tasks.size(); ++i) {
+    failed += !reports[i].error.empty();
+    if (reports[i].error.empty()) log_info("{}", tasks[i].output.string());
   }
-  log_info("{}", a.output);
+  require(batch || failed == 0, "{}", reports.front().error);
+  require(failed == 0, "{} of {} clips could not be made", failed, tasks.size());
 }
 
 }  // namespace
@@ -82,7 +87,15 @@ void add_generate_command(CLI::App& app, Work& work) {
   c.add_option("-m,--model", a->root, "Checkpoint root")->envname("MAGI2_CKPT_ROOT");
   auto* prompt = add_field<std::string>(c, *a, "-p,--prompt", "prompt", "What to show and to let hear");
   c.add_option("--prompt-file", a->prompt_file, "Read the prompt from a file")->excludes(prompt);
-  c.add_option("-o,--output", a->output, "The MP4 to write")->capture_default_str();
+  c.add_option("-o,--output", a->output, "The MP4 to write; several are numbered: clip-0.mp4, …")
+      ->capture_default_str();
+  auto* samples =
+      c.add_option("--samples", a->samples,
+                   "Make many clips: a JSON list of objects with prompt or prompt_file, image, seed, "
+                   "output, … (other options are their defaults)");
+  c.add_option("-n,--count", a->count, "Make that many clips, with seed, seed + 1, …")
+      ->capture_default_str()
+      ->excludes(samples);
   c.add_option_function<std::vector<std::string>>(
       "-i,--image",
       [a = a.get()](const std::vector<std::string>& paths) {
@@ -107,9 +120,7 @@ void add_generate_command(CLI::App& app, Work& work) {
   add_field<std::string>(c, *a, "--vae", "vae", "Video decoder: turbo (default) or wan");
   c.add_option("--config", a->config,
                "Configuration of the official schema (default: the root's, else the release's)");
-  c.add_option("--dtype", a->dtype, "Arithmetic")
-      ->check(CLI::IsMember({"f32", "bf16"}))
-      ->capture_default_str();
+  add_field<std::string>(c, *a, "--dtype", "dtype", "Arithmetic: bf16 (default) or f32");
   c.add_option("--threads", a->threads, "CPU threads (default: all)")->check(CLI::PositiveNumber);
   c.add_flag("--no-audio", a->no_audio, "No sound track");
   c.add_option("--save-latents", a->latents, "Directory for the latents, as safetensors");

@@ -56,11 +56,16 @@ ProgressBar::~ProgressBar() {
 
 void ProgressBar::stage(std::string_view name, std::int64_t total) {
   finish();
-  name_ = name;
+  name_ = item_ + std::string(name);
   total_ = total;
   done_ = 0;
   start_ = drawn_ = Clock::now();
   if (terminal_) draw(false);
+}
+
+void ProgressBar::item(std::size_t number, std::size_t count) {
+  finish();
+  item_ = fmt::format("{}/{} ", number, count);
 }
 
 void ProgressBar::advance(std::int64_t done) {

@@ -14,6 +14,7 @@ class ProgressBar final : public Progress {
   ProgressBar();
   ~ProgressBar() override;
   void stage(std::string_view name, std::int64_t total) override;
+  void item(std::size_t number, std::size_t count) override;
   void advance(std::int64_t done) override;
   /// Ends the current stage's line.
   void finish();
@@ -23,6 +24,7 @@ class ProgressBar final : public Progress {
   void draw(bool last);
 
   bool terminal_;
+  std::string item_;  // "2/5 ", in front of the stage's name
   std::string name_;
   std::int64_t total_ = 0, done_ = 0;
   Clock::time_point start_, drawn_;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 
@@ -17,6 +18,8 @@ class Progress {
   virtual ~Progress() = default;
   /// A stage of `total` units begins ("denoise", 100). Ends the one before.
   virtual void stage(std::string_view /*name*/, std::int64_t /*total*/) {}
+  /// The stages that follow belong to item `number` (from 1) of `count`.
+  virtual void item(std::size_t /*number*/, std::size_t /*count*/) {}
   /// `done` of the stage's units are finished.
   virtual void advance(std::int64_t /*done*/) {}
 

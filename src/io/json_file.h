@@ -5,13 +5,16 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace magi {
 
-/// Parses `text` (UTF-8, nesting at most 64 deep); errors name `where` and the position.
-nlohmann::json parse_json(std::string_view text, const std::string& where);
+/// Parses `text` (UTF-8, nesting at most 64 deep); errors name `where` and the position. `lines` receives the
+/// line, from 1, on which each element of a top-level list begins.
+nlohmann::json parse_json(std::string_view text, const std::string& where,
+                          std::vector<std::size_t>* lines = nullptr);
 
 /// Reads and parses a JSON file of at most 256 MB.
-nlohmann::json read_json(const std::filesystem::path& file);
+nlohmann::json read_json(const std::filesystem::path& file, std::vector<std::size_t>* lines = nullptr);
 
 }  // namespace magi

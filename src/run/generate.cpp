@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "run/generate.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <new>
 #include <nlohmann/json.hpp>
 
 #include "core/log.h"
+#include "io/atomic_file.h"
+#include "io/mapped_file.h"
 #include "io/safetensors.h"
 #include "media/video_writer.h"
 #include "run/pipeline.h"
@@ -17,32 +21,20 @@ namespace {
 constexpr std::int64_t kVideoChannels = 48, kAudioChannels = 64;
 constexpr std::int64_t kPixelsPerCell = 16;
 constexpr double kTrainedSeconds = 10;
-
-/// Times a stage and takes its peaks.
-class StageClock {
- public:
-  StageClock(Report& report, Pipeline& pipeline, std::string name)
-      : report_(report), pipeline_(pipeline), name_(std::move(name)) {
-    reset_peak_resident();
-  }
-  void stop() {
-    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start_;
-    const std::size_t resident = peak_resident_bytes();
-    report_.stages.push_back({name_, elapsed.count(), resident, pipeline_.take_scratch_peak()});
-  }
-
- private:
-  Report& report_;
-  Pipeline& pipeline_;
-  std::string name_;
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-};
+constexpr std::size_t kTitleBytes = 80;
 
 FrameRate frame_rate(double fps) {
   const auto thousandths = static_cast<int>(std::lround(fps * 1000));
   for (int denominator : {1, 2, 1000})
     if (thousandths * denominator % 1000 == 0) return {thousandths * denominator / 1000, denominator};
   return {thousandths, 1000};
+}
+
+/// The beginning of the prompt, cut between two code points.
+std::string title_of(const std::string& prompt) {
+  std::size_t end = std::min(prompt.size(), kTitleBytes);
+  while (end < prompt.size() && end > 0 && (prompt[end] & 0xC0) == 0x80) --end;
+  return prompt.substr(0, end);
 }
 
 VideoOptions video_options(const Request& request, double fps) {
@@ -55,12 +47,15 @@ VideoOptions video_options(const Request& request, double fps) {
     video.output_width = static_cast<int>(request.output_size->width);
     video.output_height = static_cast<int>(request.output_size->height);
   }
-  video.metadata = {{"title", request.original_prompt.value_or(request.prompt).substr(0, 80)}, {"comment", request.to_metadata().dump()}};
+  video.metadata = {{"title", title_of(request.original_prompt.value_or(request.prompt))},
+                    {"comment", request.to_metadata().dump()}};
   return video;
 }
 
 void save_latents(const std::filesystem::path& directory, const Latents& preview, const Tensor& refined) {
-  std::filesystem::create_directories(directory);
+  std::error_code error;
+  std::filesystem::create_directories(directory, error);
+  require(!error, "{}: cannot be made: {}", directory.string(), error.message());
   std::vector<std::pair<std::string, Tensor>> tensors{{"preview_latent", preview.video},
                                                       {"audio_latent", preview.audio}};
   if (refined.defined()) tensors.emplace_back("refined_latent", refined);
@@ -73,73 +68,178 @@ std::string sha256_of(const Tensor& tensor) {
   return sha.hex();
 }
 
+std::string sha256_of_file(const std::filesystem::path& file) {
+  const auto mapped = MappedFile::open(file);
+  Sha256 sha;
+  sha.add(mapped->bytes().data(), mapped->bytes().size());
+  return sha.hex();
+}
+
+/// Fills in what the pictures are, or compares it with what the request says they are.
+void identify_images(Request& request) {
+  std::vector<std::string> found;
+  for (const ImageInput& image : request.images) found.push_back(sha256_of_file(image.path));
+  for (std::size_t i = 0; i < request.image_sha256.size(); ++i)
+    require(request.image_sha256[i] == found[i],
+            "{}: another picture than the request's image_sha256 says: {}, not {}", request.images[i].path,
+            found[i], request.image_sha256[i]);
+  request.image_sha256 = std::move(found);
+}
+
+/// A task on its way: what one stage leaves for the next.
+struct Clip {
+  explicit Clip(ClipTask t) : task(std::move(t)), noise(task.request.seed) {}
+
+  ClipTask task;
+  NoiseGenerator noise;
+  std::vector<Tensor> images;
+  TextFeatures text;
+  Latents latents;
+  Tensor refined, sound;
+  Report report;
+};
+
+class Batch {
+ public:
+  Batch(const CheckpointRoot& root, std::vector<ClipTask> tasks, Progress& progress)
+      : root_(root), progress_(progress), pipeline_(root, progress) {
+    for (ClipTask& task : tasks) clips_.emplace_back(std::move(task));
+  }
+
+  std::vector<Report> run() {
+    for_each_clip([&](Clip& clip) { check(clip); });
+    const auto always = [](const Request&) { return true; };
+    const auto with_images = [](const Request& request) { return !request.images.empty(); };
+    const auto with_refiner = [](const Request& request) { return request.refine.has_value(); };
+    const auto with_audio = [](const Request& request) { return request.audio; };
+    stage("images", with_images,
+          [&](Clip& clip) { clip.images = pipeline_.encode_images(clip.task.request); });
+    stage("text", always, [&](Clip& clip) { clip.text = pipeline_.encode_text(clip.task.request); });
+    stage("preview", always, [&](Clip& clip) { denoise(clip); });
+    stage("refiner", with_refiner, [&](Clip& clip) { refine(clip); });
+    for_each_clip([&](Clip& clip) { keep_latents(clip); });
+    stage("audio", with_audio, [&](Clip& clip) { decode_audio(clip); });
+    // Last, so that a single encoder is open at a time, and the sound is there for it.
+    stage("video", always, [&](Clip& clip) { write_clip(clip); });
+    std::vector<Report> reports;
+    for (Clip& clip : clips_) reports.push_back(std::move(clip.report));
+    return reports;
+  }
+
+ private:
+  /// What `work` throws fails that clip alone.
+  template <typename Work>
+  void for_each_clip(Work work) {
+    for (std::size_t i = 0; i < clips_.size(); ++i) {
+      Clip& clip = clips_[i];
+      if (!clip.report.error.empty()) continue;
+      progress_.check();
+      if (clips_.size() > 1) progress_.item(i + 1, clips_.size());
+      try {
+        work(clip);
+      } catch (const Cancelled&) {
+        throw;
+      } catch (const std::bad_alloc&) {
+        drop(clip, "out of memory");
+      } catch (const std::exception& e) {
+        drop(clip, e.what());
+      }
+    }
+  }
+
+  /// The same for the clips that the stage applies to, timed, with its peaks.
+  template <typename Applies, typename Work>
+  void stage(const char* name, Applies applies, Work work) {
+    for_each_clip([&](Clip& clip) {
+      if (!applies(clip.task.request)) return;
+      reset_peak_resident();
+      const auto start = std::chrono::steady_clock::now();
+      work(clip);
+      const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+      const std::size_t resident = peak_resident_bytes();
+      clip.report.stages.push_back({name, elapsed.count(), resident, pipeline_.take_scratch_peak()});
+    });
+  }
+
+  void drop(Clip& clip, std::string why) {
+    if (!clip.task.label.empty()) log_warning("{}: {}", clip.task.label, why);
+    Clip failed({});
+    failed.report.error = std::move(why);
+    clip = std::move(failed);
+  }
+
+  /// What can be known before an hour of computing.
+  void check(Clip& clip) {
+    require(clip.task.error.empty(), "{}", clip.task.error);
+    const AtomicFile writable(clip.task.output);
+    Request& request = clip.task.request;
+    identify_images(request);
+    if (std::abs(request.seconds - kTrainedSeconds) > 1e-9)
+      log_warning("the released weights were trained on {} s clips; {} s may look and sound worse",
+                  kTrainedSeconds, request.seconds);
+  }
+
+  void denoise(Clip& clip) {
+    const Request& request = clip.task.request;
+    Latents noise;
+    noise.video = clip.noise.randn({kVideoChannels, request.latent_frames(), request.height / kPixelsPerCell,
+                                    request.width / kPixelsPerCell});
+    noise.audio = clip.noise.randn({request.audio_latents(), kAudioChannels});
+    const auto record = [&](const StepRecord& step, const Latents&) { clip.report.steps.push_back(step); };
+    clip.latents = pipeline_.denoise(request, clip.text, clip.images, noise, record);
+    clip.images.clear();
+    clip.report.sha256["latents"] = sha256_of(clip.latents.video);
+    clip.report.sha256["audio_latents"] = sha256_of(clip.latents.audio);
+  }
+
+  void refine(Clip& clip) {
+    const Request& request = clip.task.request;
+    const Tensor noise =
+        clip.noise.randn({kVideoChannels, 2 * request.latent_frames() - 1,
+                          request.refine->height / kPixelsPerCell, request.refine->width / kPixelsPerCell});
+    const auto record = [&](const StepRecord& step) { clip.report.refiner_steps.push_back(step); };
+    clip.refined = pipeline_.refine(request, clip.text, clip.latents.video, noise, record);
+    clip.report.sha256["refined_latents"] = sha256_of(clip.refined);
+  }
+
+  void keep_latents(Clip& clip) {
+    clip.text = {};
+    if (clip.task.latents_directory) save_latents(*clip.task.latents_directory, clip.latents, clip.refined);
+  }
+
+  void decode_audio(Clip& clip) {
+    clip.sound = pipeline_.decode_audio(clip.latents.audio);
+    clip.report.sha256["audio"] = sha256_of(clip.sound);
+  }
+
+  void write_clip(Clip& clip) {
+    const Request& request = clip.task.request;
+    VideoWriter writer(clip.task.output, video_options(request, root_.defaults().fps),
+                       request.audio ? std::optional<AudioOptions>(std::in_place) : std::nullopt);
+    if (clip.sound.defined()) writer.write_audio(clip.sound);
+    Sha256 frames_sha;
+    pipeline_.decode_video(request, clip.refined.defined() ? clip.refined : clip.latents.video,
+                           [&](const Tensor& frames) {
+                             frames_sha.add(frames);
+                             writer.write_frames(frames);
+                           });
+    clip.report.sha256["frames"] = frames_sha.hex();
+    progress_.check();
+    writer.finish();
+    clip.latents = {};
+    clip.refined = clip.sound = {};
+  }
+
+  const CheckpointRoot& root_;
+  Progress& progress_;
+  Pipeline pipeline_;
+  std::vector<Clip> clips_;
+};
+
 }  // namespace
 
-Report generate(const CheckpointRoot& root, const Request& request, const GenerateOptions& options,
-                Progress& progress) {
-  if (std::abs(request.seconds - kTrainedSeconds) > 1e-9)
-    log_warning("the released weights were trained on {} s clips; {} s may look and sound worse",
-                kTrainedSeconds, request.seconds);
-  Report report;
-  Pipeline pipeline(root, options.dtype, progress);
-  const auto stage = [&](const char* name, auto&& work) {
-    progress.check();
-    StageClock clock(report, pipeline, name);
-    auto result = work();
-    clock.stop();
-    return result;
-  };
-
-  // Opened first: an unwritable output must not cost an hour of computing.
-  std::optional<AudioOptions> audio_options;
-  if (request.audio) audio_options.emplace();
-  VideoWriter writer(options.output, video_options(request, root.defaults().fps), audio_options);
-
-  NoiseGenerator noise(request.seed);
-  const std::int64_t h = request.height / kPixelsPerCell, w = request.width / kPixelsPerCell;
-  Latents latents;
-  latents.video = noise.randn({kVideoChannels, request.latent_frames(), h, w});
-  latents.audio = noise.randn({request.audio_latents(), kAudioChannels});
-
-  const auto images = stage("images", [&] { return pipeline.encode_images(request); });
-  const TextFeatures text = stage("text", [&] { return pipeline.encode_text(request); });
-  latents = stage("preview", [&] {
-    return pipeline.denoise(request, text, images, latents,
-                            [&](const StepRecord& step, const Latents&) { report.steps.push_back(step); });
-  });
-  report.sha256["latents"] = sha256_of(latents.video);
-  report.sha256["audio_latents"] = sha256_of(latents.audio);
-
-  Tensor refined;
-  if (request.refine) {
-    const Tensor fresh =
-        noise.randn({kVideoChannels, 2 * request.latent_frames() - 1, request.refine->height / kPixelsPerCell,
-                     request.refine->width / kPixelsPerCell});
-    refined = stage("refiner", [&] {
-      return pipeline.refine(request, text, latents.video, fresh,
-                             [&](const StepRecord& step) { report.refiner_steps.push_back(step); });
-    });
-    report.sha256["refined_latents"] = sha256_of(refined);
-  }
-  if (options.latents_directory) save_latents(*options.latents_directory, latents, refined);
-
-  Sha256 frames_sha;
-  stage("video", [&] {
-    pipeline.decode_video(request, refined.defined() ? refined : latents.video, [&](const Tensor& frames) {
-      frames_sha.add(frames);
-      writer.write_frames(frames);
-    });
-    return 0;
-  });
-  report.sha256["frames"] = frames_sha.hex();
-  if (request.audio) {
-    const Tensor sound = stage("audio", [&] { return pipeline.decode_audio(latents.audio); });
-    report.sha256["audio"] = sha256_of(sound);
-    writer.write_audio(sound);
-  }
-  progress.check();
-  writer.finish();
-  return report;
+std::vector<Report> generate(const CheckpointRoot& root, std::vector<ClipTask> tasks, Progress& progress) {
+  return Batch(root, std::move(tasks), progress).run();
 }
 
 }  // namespace magi

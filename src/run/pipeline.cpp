@@ -59,44 +59,88 @@ Tensor image_as_video(const Tensor& image, DType dtype) {
   return rounded_to(dtype, video);
 }
 
+struct TextPart {
+  Tokenizer tokenizer;
+  std::shared_ptr<TensorStore> store;
+  std::unique_ptr<TextEncoder> encoder;
+  std::map<std::string, Tensor> features;  ///< clips of a batch share texts, the negative prompt above all
+};
+
+struct PreviewPart {
+  std::shared_ptr<TensorStore> store;
+  std::unique_ptr<Preview> model;
+};
+
+struct RefinerPart {
+  std::shared_ptr<TensorStore> store;
+  std::unique_ptr<Refiner> model;
+};
+
 }  // namespace
 
-Pipeline::Pipeline(const CheckpointRoot& root, DType dtype, Progress& progress)
+Pipeline::Pipeline(const CheckpointRoot& root, Progress& progress)
     : root_(root),
-      dtype_(dtype),
       progress_(progress),
       arena_(Arena::on_host(scratch_capacity())),
       ops_(make_cpu_ops(arena_)) {}
 
-TextFeatures Pipeline::encode_text(const Request& request) {
-  const std::filesystem::path path = root_.text_encoder();
-  const Tokenizer tokenizer = Tokenizer::load(path / "tokenizer.json");
-  const std::string text = prepare_prompt(request.prompt, !request.images.empty());
-  const Tokens prompt = tokenize(tokenizer, text, "prompt");
-  const Tokens negative = tokenize(
-      tokenizer, request.negative_prompt.value_or(std::string(default_negative_prompt())), "negative prompt");
+template <typename T, typename Load>
+T& Pipeline::part(DType dtype, Load load) {
+  const PartKey key{typeid(T), dtype};
+  if (const auto failed = failed_.find(key); failed != failed_.end()) std::rethrow_exception(failed->second);
+  if (key != part_key_ || !part_) {
+    part_.reset();
+    try {
+      part_ = std::make_shared<T>(load());
+    } catch (...) {
+      failed_[key] = std::current_exception();
+      throw;
+    }
+    part_key_ = key;
+  }
+  return *static_cast<T*>(part_.get());
+}
 
-  const auto config = TextEncoderConfig::from(ConfigNode::read(path / "config.json"));
-  const auto store = open_checkpoint(path);
-  progress_.stage("load text encoder", config.run_layers());
-  const auto encoder = load_text_encoder(*ops_, *store, config, dtype_, [&](std::int64_t layer) {
+std::function<void(std::int64_t)> Pipeline::count_layers(std::string_view stage, std::int64_t layers) {
+  progress_.stage(stage, layers);
+  return [this](std::int64_t layer) {
     progress_.check();
     progress_.advance(layer);
-  });
+  };
+}
 
+TextFeatures Pipeline::encode_text(const Request& request) {
+  auto& part = this->part<TextPart>(request.dtype, [&]() -> TextPart {
+    const std::filesystem::path path = root_.text_encoder();
+    Tokenizer tokenizer = Tokenizer::load(path / "tokenizer.json");
+    const auto config = TextEncoderConfig::from(ConfigNode::read(path / "config.json"));
+    auto store = open_checkpoint(path);
+    auto encoder = load_text_encoder(*ops_, *store, config, request.dtype,
+                                     count_layers("load text encoder", config.run_layers()));
+    return {std::move(tokenizer), std::move(store), std::move(encoder), {}};
+  });
+  const std::string text = prepare_prompt(request.prompt, !request.images.empty());
+  const Tokens prompt = tokenize(part.tokenizer, text, "prompt");
+  const std::string negative_text = request.negative_prompt.value_or(std::string(default_negative_prompt()));
+  const Tokens negative = tokenize(part.tokenizer, negative_text, "negative prompt");
+
+  const auto encode = [&](const std::string& key, const Tokens& tokens) {
+    progress_.check();
+    const auto [known, added] = part.features.try_emplace(key);
+    if (added) known->second = rounded_to(request.dtype, part.encoder->encode(*ops_, tokens.ids));
+    return known->second;
+  };
   progress_.stage("encode text", 2);
   TextFeatures features;
-  features.prompt = rounded_to(dtype_, encoder->encode(*ops_, prompt.ids));
+  features.prompt = encode(text, prompt);
   progress_.advance(1);
-  progress_.check();
-  features.negative = negative.ids.empty() ? features.prompt.rows(0, 0)
-                                           : rounded_to(dtype_, encoder->encode(*ops_, negative.ids));
+  features.negative = negative.ids.empty() ? features.prompt.rows(0, 0) : encode(negative_text, negative);
   progress_.advance(2);
   for (const ImageInput& image : request.images) {
     const auto span = figure_span(text, image.figure);
     const std::vector<std::int64_t> tokens = span ? tokens_in(prompt, *span) : std::vector<std::int64_t>{};
     if (tokens.empty()) log_warning("the prompt never names <Figure {}>", image.figure);
-    features.figure_tokens.push_back(rounded_to(dtype_, figure_token(features.prompt, tokens)));
+    features.figure_tokens.push_back(rounded_to(request.dtype, figure_token(features.prompt, tokens)));
   }
   return features;
 }
@@ -109,9 +153,10 @@ std::vector<Tensor> Pipeline::encode_images(const Request& request) {
   std::vector<Tensor> videos;
   for (const ImageInput& image : request.images)
     videos.push_back(image_as_video(
-        prepare_reference_image(read_image(image.path, options), request.width, request.height), dtype_));
+        prepare_reference_image(read_image(image.path, options), request.width, request.height),
+        request.dtype));
+  auto& encoder = part<WanEncoder>(DType::f32, [&] { return WanEncoder::load(*ops_, root_.wan_vae()); });
   progress_.stage("encode images", static_cast<std::int64_t>(videos.size()));
-  const WanEncoder encoder = WanEncoder::load(*ops_, root_.wan_vae());
   for (const Tensor& video : videos) {
     progress_.check();
     latents.push_back(encoder.encode(*ops_, video));
@@ -123,23 +168,23 @@ std::vector<Tensor> Pipeline::encode_images(const Request& request) {
 Latents Pipeline::denoise(const Request& request, const TextFeatures& text,
                           const std::vector<Tensor>& image_latents, const Latents& noise,
                           const StepSink& on_step) {
-  const auto config = PreviewConfig::from(root_.config());
-  const auto store = open_checkpoint(root_.preview());
-  progress_.stage("load preview", config.layers);
-  const auto model = load_preview(*ops_, *store, config, dtype_, [&](std::int64_t layer) {
-    progress_.check();
-    progress_.advance(layer);
+  auto& part = this->part<PreviewPart>(request.dtype, [&]() -> PreviewPart {
+    const auto config = PreviewConfig::from(root_.config());
+    auto store = open_checkpoint(root_.preview());
+    auto model =
+        load_preview(*ops_, *store, config, request.dtype, count_layers("load preview", config.layers));
+    report_unused(*store);
+    return {std::move(store), std::move(model)};
   });
-  report_unused(*store);
 
   std::vector<ReferenceImage> images;
   for (std::size_t i = 0; i < image_latents.size(); ++i)
     images.push_back({image_latents[i], text.figure_tokens.at(i)});
   const LatentGrid grid{noise.video.dim(-3), noise.video.dim(-2), noise.video.dim(-1)};
-  PreviewRun run(*ops_, *model,
+  PreviewRun run(*ops_, *part.model,
                  pack(grid, noise.audio.dim(-2),
                       guidance_branches(text.prompt, text.negative, images, request.guidance)),
-                 dtype_);
+                 request.dtype);
   progress_.stage("denoise", request.steps);
   return sample_preview(run, noise, make_schedule(request.steps, root_.defaults().shift), request.guidance,
                         progress_, on_step);
@@ -147,22 +192,22 @@ Latents Pipeline::denoise(const Request& request, const TextFeatures& text,
 
 Tensor Pipeline::refine(const Request& request, const TextFeatures& text, const Tensor& preview_latent,
                         const Tensor& noise, const std::function<void(const StepRecord&)>& on_step) {
-  const GenerationDefaults& defaults = root_.defaults();
-  const auto config = RefinerConfig::from(root_.config());
-  const auto store = open_checkpoint(root_.refiner());
-  progress_.stage("load refiner", config.layers);
-  const auto model = load_refiner(*ops_, *store, config, dtype_, [&](std::int64_t layer) {
-    progress_.check();
-    progress_.advance(layer);
+  auto& part = this->part<RefinerPart>(request.dtype, [&]() -> RefinerPart {
+    const auto config = RefinerConfig::from(root_.config());
+    auto store = open_checkpoint(root_.refiner());
+    auto model =
+        load_refiner(*ops_, *store, config, request.dtype, count_layers("load refiner", config.layers));
+    report_unused(*store);
+    return {std::move(store), std::move(model)};
   });
-  report_unused(*store);
 
+  const GenerationDefaults& defaults = root_.defaults();
   const LatentGrid grid{noise.dim(-3), noise.dim(-2), noise.dim(-1)};
   Tensor latent = upsample_latent(preview_latent, grid.h, grid.w);
   if (defaults.refiner_noise != 0)
     latent = renoise(latent, noise.reshape(latent.shape()), defaults.refiner_noise);
-  RefinerRun cond(*ops_, *model, grid, 0, text.prompt, dtype_);
-  RefinerRun uncond(*ops_, *model, grid, 0, text.negative, dtype_);
+  RefinerRun cond(*ops_, *part.model, grid, 0, text.prompt, request.dtype);
+  RefinerRun uncond(*ops_, *part.model, grid, 0, text.negative, request.dtype);
   progress_.stage("refine", request.refiner_steps);
   return sample_refiner(cond, uncond, latent, make_schedule(request.refiner_steps, defaults.refiner_shift),
                         defaults.refiner_guidance, progress_, [&](const StepRecord& step, const Tensor&) {
@@ -178,17 +223,19 @@ void Pipeline::decode_video(const Request& request, const Tensor& latent, const 
     sink(frames);
     progress_.advance(done += frames.dim(0));
   };
+  const auto decode = [&](VideoDecoder& decoder) { decoder.decode(*ops_, latent, counted); };
   if (request.wan_decoder)
-    WanDecoder::load(*ops_, root_.wan_vae()).decode(*ops_, latent, counted);
+    decode(part<WanDecoder>(DType::f32, [&] { return WanDecoder::load(*ops_, root_.wan_vae()); }));
   else
-    TurboDecoder::load(*ops_, root_.turbo_decoder_weights().parent_path(), dtype_)
-        .decode(*ops_, latent, counted);
+    decode(part<TurboDecoder>(request.dtype, [&] {
+      return TurboDecoder::load(*ops_, root_.turbo_decoder_weights().parent_path(), request.dtype);
+    }));
 }
 
 Tensor Pipeline::decode_audio(const Tensor& latent) {
   progress_.stage("decode audio", 1);
-  const AudioDecoder decoder = AudioDecoder::load(*ops_, root_.audio_decoder());
-  sample_rate_ = static_cast<int>(decoder.config().sample_rate);
+  auto& decoder =
+      part<AudioDecoder>(DType::f32, [&] { return AudioDecoder::load(*ops_, root_.audio_decoder()); });
   const Tensor waveform = decoder.decode(*ops_, latent);
   progress_.advance(1);
   return resample(waveform, resampled_length(waveform.dim(1)));

@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stages from a prompt to frames and sound. Each stage loads its part of the checkpoint, runs and
-// releases it, so that peak memory follows the largest stage. Values pass from stage to stage; no stage keeps
-// any.
+// The stages from a prompt to frames and sound. One part of the checkpoint is in memory at a time: it stays
+// for the next clip's same stage and makes way before another is loaded, so that peak memory follows the
+// largest stage and a batch that goes stage by stage loads each part once.
 #pragma once
 
+#include <exception>
 #include <functional>
+#include <map>
+#include <memory>
+#include <string_view>
+#include <typeindex>
+#include <utility>
 #include <vector>
 
 #include "core/progress.h"
@@ -26,8 +32,7 @@ using StepSink = std::function<void(const StepRecord&, const Latents&)>;
 
 class Pipeline {
  public:
-  /// `dtype` of text encoder, DiTs and turbo decoder; the audio decoder and the image encoder are always f32.
-  Pipeline(const CheckpointRoot& root, DType dtype, Progress& progress);
+  Pipeline(const CheckpointRoot& root, Progress& progress);
 
   TextFeatures encode_text(const Request& request);
   /// Latents [48,1,h,w] of the request's reference images.
@@ -39,20 +44,30 @@ class Pipeline {
   Tensor refine(const Request& request, const TextFeatures& text, const Tensor& preview_latent,
                 const Tensor& noise, const std::function<void(const StepRecord&)>& on_step = {});
   void decode_video(const Request& request, const Tensor& latent, const FrameSink& sink);
-  /// [A,64] → [samples, 2] at sample_rate().
+  /// [A,64] → [samples, 2] at 44.1 kHz.
   Tensor decode_audio(const Tensor& latent);
 
-  int sample_rate() const { return sample_rate_; }
   /// Highest scratch use since the last call.
   std::size_t take_scratch_peak();
 
  private:
+  /// A type of part, and what it computes in.
+  using PartKey = std::pair<std::type_index, DType>;
+
+  /// The part of type T, by `load` unless it is the one in memory; the one before is released first. What
+  /// could not be loaded is not tried again.
+  template <typename T, typename Load>
+  T& part(DType dtype, Load load);
+  /// Begins a loading stage; what it returns counts the layers.
+  std::function<void(std::int64_t)> count_layers(std::string_view stage, std::int64_t layers);
+
   const CheckpointRoot& root_;
-  DType dtype_;
   Progress& progress_;
   Arena arena_;
   std::unique_ptr<Ops> ops_;
-  int sample_rate_ = 44100;
+  std::shared_ptr<void> part_;  ///< after ops_: its tensors go first
+  PartKey part_key_{typeid(void), DType::f32};
+  std::map<PartKey, std::exception_ptr> failed_;
 };
 
 }  // namespace magi

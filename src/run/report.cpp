@@ -37,6 +37,7 @@ std::string Sha256::hex() const {
 }
 
 nlohmann::json Report::to_json() const {
+  if (!error.empty()) return {{"error", error}};
   nlohmann::json j;
   for (const StageRecord& s : stages)
     j["stages"].push_back({{"name", s.name},

@@ -37,6 +37,7 @@ struct StageRecord {
 };
 
 struct Report {
+  std::string error;  ///< why there is no clip; empty: there is one
   std::vector<StageRecord> stages;
   std::vector<StepRecord> steps, refiner_steps;
   std::map<std::string, std::string> sha256;  ///< latents, audio_latents, frames, audio

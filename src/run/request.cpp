@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "io/config.h"
+#include "text/unicode.h"
 
 namespace magi {
 namespace {
@@ -28,10 +29,11 @@ struct Preset {
 const std::array<Preset, 3> kPresets{
     {{"272p", {448, 256}, {}}, {"540p", {896, 512}, {}}, {"1080p", {896, 512}, Size{1920, 1088}}}};
 
-const std::set<std::string> kKeys{
-    "prompt", "original_prompt", "negative_prompt", "image",        "preset",        "width",
-    "height", "seconds",         "steps",           "seed",         "cfg_video",     "cfg_audio",
-    "audio",  "refine",          "refiner_steps",   "output_width", "output_height", "vae"};
+const std::set<std::string> kKeys{"prompt", "original_prompt", "negative_prompt", "image",   "image_sha256",
+                                  "preset", "width",           "height",          "seconds", "steps",
+                                  "seed",   "cfg_video",       "cfg_audio",       "audio",   "dtype",
+                                  "refine", "refiner_steps",   "output_width",    "vae",     "output_height",
+                                  "engine"};
 
 void check_side(const ConfigNode& in, const char* key, std::int64_t value) {
   require(value % 16 == 0, "{}: {} is not a multiple of 16; the nearest are {} and {}", in.where(key), value,
@@ -88,6 +90,15 @@ std::vector<ImageInput> image_list(const ConfigNode& in) {
   return images;
 }
 
+/// "f32" or "bf16", or the like.
+std::string one_of(const ConfigNode& in, const char* key, const char* first, const char* second,
+                   const char* otherwise) {
+  std::string value = in.text(key, otherwise);
+  require(value == first || value == second, "{}: \"{}\" is neither {} nor {}", in.where(key), value, first,
+          second);
+  return value;
+}
+
 }  // namespace
 
 GenerationDefaults GenerationDefaults::from(const ConfigNode& root) {
@@ -121,11 +132,21 @@ Request Request::from_json(const nlohmann::json& object, const GenerationDefault
   r.prompt = in.text("prompt", std::nullopt);
   require(r.prompt.find_first_not_of(" \t\r\n") != std::string::npos, "{}: the prompt is empty",
           in.where("prompt"));
+  decode_utf8(r.prompt, in.where("prompt"));
   require(r.prompt.size() <= kMaxPromptBytes, "{}: a prompt of {} bytes is too long", in.where("prompt"),
           r.prompt.size());
-  if (in.has("original_prompt")) r.original_prompt = in.text("original_prompt", {});
-  if (in.has("negative_prompt")) r.negative_prompt = in.text("negative_prompt", {});
+  if (in.has("original_prompt")) {
+    r.original_prompt = in.text("original_prompt", {});
+    decode_utf8(*r.original_prompt, in.where("original_prompt"));
+  }
+  if (in.has("negative_prompt")) {
+    r.negative_prompt = in.text("negative_prompt", {});
+    decode_utf8(*r.negative_prompt, in.where("negative_prompt"));
+  }
   r.images = image_list(in);
+  r.image_sha256 = in.texts("image_sha256", std::vector<std::string>());
+  require(r.image_sha256.empty() || r.image_sha256.size() == r.images.size(),
+          "{}: {} checksums for {} images", in.where("image_sha256"), r.image_sha256.size(), r.images.size());
 
   r.width = defaults.width;
   r.height = defaults.height;
@@ -138,17 +159,20 @@ Request Request::from_json(const nlohmann::json& object, const GenerationDefault
   r.refiner_steps = in.integer("refiner_steps", defaults.refiner_steps, 1, kMaxSteps);
   require(in.has("output_width") == in.has("output_height"), "{}: output_width and output_height go together",
           where);
-  if (in.has("output_width"))
+  if (in.has("output_width")) {
     r.output_size =
         Size{in.integer("output_width", {}, 2, kMaxSide), in.integer("output_height", {}, 2, kMaxSide)};
+    require(r.output_size->width % 2 == 0 && r.output_size->height % 2 == 0,
+            "{}: output_width and output_height must be even, found {}x{}", where, r.output_size->width,
+            r.output_size->height);
+  }
 
   r.seconds = in.number("seconds", defaults.seconds, 0.02, kMaxSeconds);
   r.steps = in.integer("steps", defaults.steps, 1, kMaxSteps);
   r.seed = static_cast<std::uint64_t>(in.integer("seed", static_cast<std::int64_t>(r.seed), 0));
   r.audio = in.boolean("audio", true);
-  const std::string vae = in.text("vae", "turbo");
-  require(vae == "turbo" || vae == "wan", "{}: \"{}\" is neither turbo nor wan", in.where("vae"), vae);
-  r.wan_decoder = vae == "wan";
+  r.dtype = one_of(in, "dtype", "f32", "bf16", "bf16") == "f32" ? DType::f32 : DType::bf16;
+  r.wan_decoder = one_of(in, "vae", "turbo", "wan", "turbo") == "wan";
   r.guidance = defaults.guidance;
   r.guidance.video_scale = static_cast<float>(in.number("cfg_video", r.guidance.video_scale, -1000, 1000));
   r.guidance.audio_scale = static_cast<float>(in.number("cfg_audio", r.guidance.audio_scale, -1000, 1000));
@@ -163,10 +187,13 @@ nlohmann::json Request::to_metadata() const {
                    {"steps", steps},
                    {"seed", seed},
                    {"audio", audio},
+                   {"dtype", dtype == DType::f32 ? "f32" : "bf16"},
+                   {"engine", std::string("magi2 ") + MAGI2_VERSION},
                    {"cfg_video", guidance.video_scale},
                    {"cfg_audio", guidance.audio_scale}};
   if (original_prompt) m["original_prompt"] = *original_prompt;
   if (negative_prompt) m["negative_prompt"] = *negative_prompt;
+  if (!image_sha256.empty()) m["image_sha256"] = image_sha256;
   if (refine) {
     m["refine"] = fmt::format("{}x{}", refine->width, refine->height);
     m["refiner_steps"] = refiner_steps;

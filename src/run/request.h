@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/dtype.h"
 #include "sample/guidance.h"
 
 namespace magi {
@@ -41,17 +42,22 @@ struct ImageInput {
   std::string path;
 };
 
+constexpr std::uint64_t kDefaultSeed = 42;
+
 /// What to make. Field names below are the JSON keys; sizes are in pixels.
 struct Request {
   std::string prompt;
   std::optional<std::string> original_prompt;  ///< what a person wrote, where `prompt` was made from it
   std::optional<std::string> negative_prompt;  ///< absent: the official one
   std::vector<ImageInput> images;              ///< `image`: a path, a list, or an object naming "<Figure k>"
-  std::int64_t width = 0, height = 0;          ///< of the preview, multiples of 16
+  /// One for each image where given: other pictures are refused. From a clip's metadata, which has no paths.
+  std::vector<std::string> image_sha256;
+  std::int64_t width = 0, height = 0;  ///< of the preview, multiples of 16
   double seconds = 0;
   std::int64_t steps = 0;
-  std::uint64_t seed = 42;
+  std::uint64_t seed = kDefaultSeed;
   bool audio = true;
+  DType dtype = DType::bf16;   ///< `dtype`, "f32" or "bf16": text encoder, DiTs and turbo decoder
   bool wan_decoder = false;    ///< `vae`: "turbo" or "wan"
   GuidanceOptions guidance;    ///< `cfg_video`, `cfg_audio` and the config's options
   std::optional<Size> refine;  ///< `refine`: "WxH", multiples of 16
@@ -62,7 +68,8 @@ struct Request {
   /// key.
   static Request from_json(const nlohmann::json& object, const GenerationDefaults& defaults,
                            const std::string& where);
-  /// What determines the pixels, for the file's metadata: no paths, threads or weight formats.
+  /// What determines the pixels, for the file's metadata: no paths, threads or weight formats. With `image`
+  /// added where there are pictures, it is a request for the same clip.
   nlohmann::json to_metadata() const;
 
   std::int64_t latent_frames() const;  ///< T = (round(25·s) − 1)/8 + 1

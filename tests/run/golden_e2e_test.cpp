@@ -44,6 +44,7 @@ Request case_request(const GoldenCase& c, const GoldenCase& text, const Checkpoi
                    {"steps", std::stoll(c.meta("steps"))},
                    {"refiner_steps", std::stoll(c.meta("refiner_steps"))},
                    {"seconds", std::stod(c.meta("seconds"))},
+                   {"dtype", "f32"},
                    {"refine", c.meta("refiner")}};
   if (with_image) j["image"] = golden_file("e2e_image.png").string();
   return Request::from_json(j, root.defaults(), "golden");
@@ -86,7 +87,7 @@ TEST_P(EndToEnd, PromptToFramesAndSound) {
   const CheckpointRoot root(golden_model(), std::nullopt);
   const Request request = case_request(c, text_case, root, GetParam() == "i2v");
   Progress progress;
-  Pipeline pipeline(root, DType::f32, progress);
+  Pipeline pipeline(root, progress);
 
   const std::vector<Tensor> images = pipeline.encode_images(request);
   if (c.has("image_latent"))
