@@ -218,8 +218,9 @@ struct TransposedConv {
     copy_block(address(x, first * w.in), x.dtype(), w.in, rows, w.in, a.raw(), gemm.input(), rows, gemm.k());
     for (std::int64_t j = 0; j < columns.count; ++j) {
       multiply(a.raw(), columns.tile(w.data.raw(), j), c.data<float>(), rows);
-      copy_block(c.raw(), DType::f32, gemm.n(), rows, columns.width(j), products.data<float>() + j * gemm.n(),
-                 DType::f32, rows, parts);
+      for (std::int64_t r = 0; r < rows; ++r)
+        std::copy_n(c.data<float>() + r * gemm.n(), columns.width(j),
+                    products.data<float>() + r * parts + j * gemm.n());
     }
     return products;
   }
