@@ -14,6 +14,7 @@ namespace magi {
 /// What the parsed command line asks for.
 using Work = std::function<void()>;
 
+void add_bench_command(CLI::App& app, Work& work);
 void add_generate_command(CLI::App& app, Work& work);
 void add_enhance_command(CLI::App& app, Work& work);
 void add_init_command(CLI::App& app, Work& work);

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ops/ops.h"
@@ -21,6 +22,11 @@ struct CudaDeviceInfo {
 
 /// In the driver's order; empty without a driver, a device, or CUDA in the build.
 std::vector<CudaDeviceInfo> cuda_devices();
+
+/// "cpu", "cuda" (the first one) or "cuda:i"; throws Error for anything else.
+Device parse_device(std::string_view text);
+/// "cpu", "cuda:0", …
+std::string to_string(Device device);
 
 /// `bytes` of the device's memory. Throws Error where it has not as much.
 Arena make_cuda_arena(int device, std::size_t bytes);

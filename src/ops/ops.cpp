@@ -4,6 +4,7 @@
 #include "ops/ops.h"
 
 #include <algorithm>
+#include <chrono>
 
 #include "ops/checks.h"
 
@@ -37,7 +38,25 @@ void check_coefficients(std::string_view op, const MhcCoefficients& c, DType dty
   for (const Tensor* t : {&c.pre, &c.post, &c.res}) checks::dtype(op, "a coefficient", *t, {dtype});
 }
 
+class HostClock final : public OpClock {
+ public:
+  void mark() override { marks_.push_back(std::chrono::steady_clock::now()); }
+  std::vector<double> milliseconds() override {
+    std::vector<double> times;
+    for (const auto& mark : marks_)
+      times.push_back(std::chrono::duration<double, std::milli>(mark - marks_.front()).count());
+    return times;
+  }
+
+ private:
+  std::vector<std::chrono::steady_clock::time_point> marks_;
+};
+
 }  // namespace
+
+std::unique_ptr<OpClock> Ops::make_clock() {
+  return std::make_unique<HostClock>();
+}
 
 void Ops::run(const OpCost& cost, const std::function<void()>& implementation) {
   if (arena_->counts_only()) return;

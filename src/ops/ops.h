@@ -141,6 +141,15 @@ class OpObserver {
   virtual void end() = 0;
 };
 
+/// Times of points in a backend's work, for profilers. Marking waits for nothing.
+class OpClock {
+ public:
+  virtual ~OpClock() = default;
+  virtual void mark() = 0;
+  /// Milliseconds from the first mark to each, once all the work before the last one is done.
+  virtual std::vector<double> milliseconds() = 0;
+};
+
 // ---------------------------------------------------------------- the operations
 
 class Ops {
@@ -153,6 +162,8 @@ class Ops {
   void use_arena(Arena& arena) { arena_ = &arena; }
   void observe(OpObserver* observer) { observer_ = observer; }
   Device device() const { return arena_->device(); }
+  /// Reads the host's clock, which is right for backends that work while they are called.
+  virtual std::unique_ptr<OpClock> make_clock();
 
   // -- moving weights and data to where the backend wants them (outside of steps)
 

@@ -19,6 +19,9 @@ class CudaOps final : public Ops {
  public:
   explicit CudaOps(Arena& arena);
 
+  /// Marks are events on the stream.
+  std::unique_ptr<OpClock> make_clock() override;
+
   LinearWeight pack_linear(const Tensor& weight, int groups, DType dtype, const Tensor& bias) override;
   ExpertWeight pack_experts(const Tensor& gate, const Tensor& up, const Tensor& down, std::int64_t heads,
                             DType dtype) override;

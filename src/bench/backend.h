@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// A backend with scratch memory, for programs that run one model.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "ops/ops.h"
+
+namespace magi {
+
+class Backend {
+ public:
+  explicit Backend(Device device);
+
+  Ops& ops() { return *ops_; }
+  Arena& arena() { return *arena_; }
+  /// Once the weights are loaded, and before anything computes: takes the device's free memory for scratch,
+  /// but for a reserve.
+  void take_scratch();
+
+  /// The device's name and memory.
+  static std::string describe(Device device);
+
+ private:
+  std::unique_ptr<Arena> arena_;
+  std::unique_ptr<Ops> ops_;
+};
+
+}  // namespace magi

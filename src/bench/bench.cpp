@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/bench.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "bench/backend.h"
+#include "bench/workload.h"
+#include "io/atomic_file.h"
+#include "ops/devices.h"
+
+namespace magi {
+namespace {
+
+constexpr std::array<std::string_view, 5> kModels{"preview", "refiner", "text", "turbo", "audio"};
+constexpr std::int64_t kMaxSide = 8192, kMaxSteps = 1000, kMaxTextTokens = 1 << 20;
+
+struct Preset {
+  std::string_view name;
+  std::int64_t width, height, refined_width, refined_height;
+};
+constexpr std::array<Preset, 3> kPresets{
+    {{"272p", 448, 256, 448, 256}, {"540p", 896, 512, 896, 512}, {"1080p", 896, 512, 1920, 1088}}};
+
+void check_options(const BenchOptions& o) {
+  require(o.steps > kDroppedSteps && o.steps <= kMaxSteps,
+          "bench: {} steps, expected {} to {}: the first {} do not count", o.steps, kDroppedSteps + 1,
+          kMaxSteps, kDroppedSteps);
+  const std::int64_t tokens = o.text_tokens.value_or(1);
+  require(tokens > 0 && tokens <= kMaxTextTokens, "bench: {} text tokens, expected 1 to {}", tokens,
+          kMaxTextTokens);
+  require(o.distinct > 0, "bench: {} distinct layers, expected at least 1", o.distinct);
+}
+
+std::uint64_t fnv1a(const std::vector<Tensor>& tensors) {
+  std::uint64_t hash = 14695981039346656037u;
+  for (const Tensor& tensor : tensors) {
+    const auto* bytes = static_cast<const unsigned char*>(tensor.raw());
+    for (std::size_t i = 0; i < tensor.bytes(); ++i) hash = (hash ^ bytes[i]) * 1099511628211u;
+  }
+  return hash;
+}
+
+void require_finite_result(const std::vector<Tensor>& tensors) {
+  for (const Tensor& tensor : tensors)
+    if (tensor.dtype() == DType::f32)
+      for (const float v : tensor.values<float>())
+        require(std::isfinite(v), "bench: the result is not finite; the times mean nothing");
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const std::size_t n = values.size();
+  return (values[(n - 1) / 2] + values[n / 2]) / 2;
+}
+
+std::string weights_text(const BenchOptions& o) {
+  if (o.weights) return o.weights->string();
+  if (o.model == BenchModel::turbo || o.model == BenchModel::audio) return "random weights";
+  return fmt::format("random weights, {} distinct a kind of layer, shared by all layers of the kind",
+                     o.distinct);
+}
+
+}  // namespace
+
+BenchModel bench_model(std::string_view name) {
+  const auto found = std::find(kModels.begin(), kModels.end(), name);
+  require(found != kModels.end(), "bench: there is no \"{}\"; choose one of {}", name,
+          fmt::join(kModels, ", "));
+  return static_cast<BenchModel>(found - kModels.begin());
+}
+
+std::string_view name_of(BenchModel model) {
+  return kModels.at(static_cast<std::size_t>(model));
+}
+
+ClipSize clip_size(const BenchOptions& o) {
+  const auto preset =
+      std::find_if(kPresets.begin(), kPresets.end(), [&](const Preset& p) { return p.name == o.preset; });
+  require(preset != kPresets.end(), "bench: there is no preset \"{}\"; choose 272p, 540p or 1080p", o.preset);
+  const bool refined =
+      o.model == BenchModel::refiner || (o.model == BenchModel::turbo && o.preset == "1080p");
+  ClipSize clip;
+  clip.width = o.width.value_or(refined ? preset->refined_width : preset->width);
+  clip.height = o.height.value_or(refined ? preset->refined_height : preset->height);
+  for (const std::int64_t side : {clip.width, clip.height})
+    require(side >= 16 && side <= kMaxSide && side % 16 == 0,
+            "bench: a clip of {}x{}; sides are multiples of 16 up to {}", clip.width, clip.height, kMaxSide);
+  require(o.seconds >= 0.02 && o.seconds <= 60, "bench: {} seconds, expected 0.02 to 60", o.seconds);
+  clip.audio_latents = std::max<std::int64_t>(1, std::llrint(25 * o.seconds));
+  clip.latents = (clip.audio_latents - 1) / 8 + 1;
+  if (refined) clip.latents = 2 * clip.latents - 1;
+  return clip;
+}
+
+BenchResult run_bench(const BenchOptions& options, Progress& progress) {
+  check_options(options);
+  BenchResult result;
+  Backend backend(options.device);
+  progress.stage("weights", 1);
+  const auto start = std::chrono::steady_clock::now();
+  const Workload workload = make_workload(backend.ops(), options, progress);
+  backend.take_scratch();
+  result.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  result.sizes = workload.sizes;
+
+  progress.stage("steps", options.steps);
+  const std::vector<Tensor> last = workload.run(options.steps, [&](double seconds) {
+    progress.check();
+    result.seconds.push_back(seconds);
+    progress.advance(static_cast<std::int64_t>(result.seconds.size()));
+  });
+  require_finite_result(last);
+  const std::vector<double> counted(result.seconds.begin() + kDroppedSteps, result.seconds.end());
+  result.mean = std::accumulate(counted.begin(), counted.end(), 0.0) / static_cast<double>(counted.size());
+  result.median = median(counted);
+  result.checksum = fnv1a(last);
+
+  if (options.operations || options.trace) {
+    progress.stage("profiled step", 1);
+    OpProfiler profiler(backend.ops());
+    workload.run(1, [](double) {});
+    result.profile = profiler.finish();
+  }
+  result.scratch_bytes = backend.arena().peak_bytes();
+  if (options.trace)
+    write_trace(*result.profile, fmt::format("{} step", name_of(options.model)), *options.trace);
+  return result;
+}
+
+nlohmann::json to_json(const BenchOptions& o, const BenchResult& r) {
+  nlohmann::json j{{"model", name_of(o.model)},
+                   {"device", to_string(o.device)},
+                   {"device_name", Backend::describe(o.device)},
+                   {"dtype", o.model == BenchModel::audio ? "f32" : name_of(o.dtype)},
+                   {"weights", weights_text(o)},
+                   {"sizes", r.sizes},
+                   {"step_seconds", r.seconds},
+                   {"dropped_steps", kDroppedSteps},
+                   {"mean_seconds", r.mean},
+                   {"median_seconds", r.median},
+                   {"checksum", fmt::format("fnv1a:{:016x}", r.checksum)},
+                   {"load_seconds", r.load_seconds},
+                   {"scratch_bytes", r.scratch_bytes}};
+  if (!o.weights) j["distinct_layers"] = o.distinct;
+  if (r.profile) {
+    j["profiled_step_ms"] = r.profile->milliseconds;
+    j["operations"] = json_of(totals_by_operation(*r.profile));
+    j["shapes"] = json_of(totals_by_cost(*r.profile));
+  }
+  return j;
+}
+
+void write_json(const BenchOptions& o, const BenchResult& r, const std::filesystem::path& file) {
+  const std::string text = to_json(o, r).dump(2) + "\n";
+  AtomicFile out(file);
+  out.write(text.data(), text.size());
+  out.commit();
+}
+
+std::string to_text(const BenchOptions& o, const BenchResult& r) {
+  std::string text = fmt::format("{} on {} ({}), {}, {}\n", name_of(o.model), to_string(o.device),
+                                 Backend::describe(o.device), name_of(o.dtype), r.sizes.dump());
+  text += fmt::format("{}; ready after {:.1f} s\n", weights_text(o), r.load_seconds);
+  for (std::size_t i = 0; i < r.seconds.size(); ++i)
+    text += fmt::format("step {:<3} {:>10.4f} s{}\n", i + 1, r.seconds[i],
+                        static_cast<std::int64_t>(i) < kDroppedSteps ? "  (does not count)" : "");
+  text += fmt::format("mean {:.4f} s, median {:.4f} s; scratch {:.2f} GB; result fnv1a:{:016x}\n", r.mean,
+                      r.median, static_cast<double>(r.scratch_bytes) / 1e9, r.checksum);
+  if (r.profile && o.operations)
+    text += fmt::format("\none more step, each operation timed: {:.2f} ms\n{}", r.profile->milliseconds,
+                        table_of(*r.profile));
+  return text;
+}
+
+}  // namespace magi

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// Times steps of one model, with random weights or a checkpoint's (pipeline.md section 10: the first two
+// steps dropped, the mean of the rest).
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "bench/op_profile.h"
+#include "core/progress.h"
+#include "io/config.h"
+
+namespace magi {
+
+inline constexpr std::int64_t kDroppedSteps = 2;
+
+/// What a step is: both branches of the preview or the refiner with guidance and solver; a text encoding; a
+/// decoding of a whole clip.
+enum class BenchModel : std::uint8_t { preview, refiner, text, turbo, audio };
+/// "preview", …; throws Error for other names.
+BenchModel bench_model(std::string_view name);
+std::string_view name_of(BenchModel model);
+
+struct BenchOptions {
+  BenchModel model = BenchModel::preview;
+  Device device;
+  DType dtype = DType::bf16;
+
+  /// The model's part of a checkpoint root, as its loader takes it; without: random weights.
+  std::optional<std::filesystem::path> weights;
+  std::int64_t distinct = 1;         ///< layers of a kind with weights of their own, when random
+  std::optional<ConfigNode> config;  ///< of the schema that the model's loader reads; without: the release's
+
+  std::string preset = "272p";                ///< 272p, 540p or 1080p
+  std::optional<std::int64_t> width, height;  ///< of the clip, instead of the preset's
+  double seconds = 10;
+  std::optional<std::int64_t> text_tokens;  ///< without: 2500 for the text encoder, else 429
+  std::int64_t steps = 5;
+
+  bool operations = false;                     ///< one more step, with every operation timed
+  std::optional<std::filesystem::path> trace;  ///< the same step as a Chrome trace
+};
+
+/// The clip that a step works on.
+struct ClipSize {
+  std::int64_t width = 0, height = 0;
+  std::int64_t latents = 0;        ///< T
+  std::int64_t audio_latents = 0;  ///< A
+};
+/// Throws Error for unknown presets and impossible sizes. The refiner, and the turbo decoder at 1080p, work
+/// on the refined clip: 2T−1 latents.
+ClipSize clip_size(const BenchOptions& options);
+
+struct BenchResult {
+  std::vector<double> seconds;  ///< of every step, the dropped ones too
+  double mean = 0, median = 0;  ///< of those that count
+  std::uint64_t checksum = 0;   ///< FNV-1a over the bytes of the last step's result
+  double load_seconds = 0;
+  std::size_t scratch_bytes = 0;  ///< highest use of the arena
+  nlohmann::json sizes;           ///< of the problem
+  std::optional<Profile> profile;
+};
+
+/// Throws Error for bad options, unreadable weights and results that are not finite, before any file is
+/// written.
+BenchResult run_bench(const BenchOptions& options, Progress& progress);
+
+nlohmann::json to_json(const BenchOptions& options, const BenchResult& result);
+void write_json(const BenchOptions& options, const BenchResult& result, const std::filesystem::path& file);
+/// For people; with the operations' table where there is one.
+std::string to_text(const BenchOptions& options, const BenchResult& result);
+
+}  // namespace magi

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/workload.h"
+
+#include <chrono>
+
+#include "bench/random_store.h"
+#include "bench/release_configs.h"
+#include "bench/synthetic.h"
+#include "io/checkpoint.h"
+#include "model/audio_decoder.h"
+#include "model/turbo_decoder.h"
+#include "sample/noise.h"
+#include "sample/preview_sampler.h"
+#include "sample/refiner_sampler.h"
+
+namespace magi {
+namespace {
+
+constexpr std::uint64_t kSeed = 42;
+constexpr double kPreviewShift = 7, kRefinerShift = 5;
+constexpr std::int64_t kPromptTokens = 429, kNegativeTokens = 15, kEncodedTokens = 2500;
+
+std::int64_t text_tokens(const BenchOptions& o) {
+  return o.text_tokens.value_or(o.model == BenchModel::text ? kEncodedTokens : kPromptTokens);
+}
+
+nlohmann::json clip_json(const ClipSize& clip) {
+  return {{"width", clip.width}, {"height", clip.height}, {"latents", clip.latents}};
+}
+
+nlohmann::json rows_json(std::initializer_list<const PackedSequence*> sequences) {
+  nlohmann::json rows = nlohmann::json::array();
+  for (const PackedSequence* sequence : sequences)
+    for (const RowRange& range : sample_ranges(sequence->segments)) rows.push_back(range.size());
+  return rows;
+}
+
+ConfigNode config_or_release(const BenchOptions& o, const nlohmann::json& release) {
+  return o.config ? *o.config : ConfigNode(release, "the release's configuration");
+}
+
+/// A step of a model without a sampler is a call.
+template <typename Step>
+auto repeat(Step step) {
+  return [step = std::move(step)](std::int64_t steps, const Workload::OnStep& on_step) {
+    std::vector<Tensor> result;
+    for (std::int64_t i = 0; i < steps; ++i) {
+      const auto start = std::chrono::steady_clock::now();
+      result = {step()};
+      on_step(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    }
+    return result;
+  };
+}
+
+Workload preview_workload(Ops& ops, const BenchOptions& o, Progress& progress) {
+  const auto config = PreviewConfig::from(config_or_release(o, nlohmann::json::object()));
+  std::shared_ptr<const Preview> model =
+      o.weights ? load_preview(ops, *open_checkpoint(*o.weights), config, o.dtype)
+                : synthetic_preview(ops, config, o.dtype, o.distinct);
+  const ClipSize clip = clip_size(o);
+  const LatentGrid grid{clip.latents, clip.height / 16, clip.width / 16};
+  NoiseGenerator noise(kSeed);
+  const Latents start{noise.randn({config.channels.video, grid.t, grid.h, grid.w}),
+                      noise.randn({clip.audio_latents, config.channels.audio})};
+  const Tensor text = noise.randn({text_tokens(o), config.channels.text});
+  const Tensor negative = text.rows(0, std::min(text.dim(0), kNegativeTokens));
+  auto run = std::make_shared<PreviewRun>(
+      ops, *model, pack(grid, clip.audio_latents, guidance_branches(text, negative, {}, {})), o.dtype);
+
+  Workload w;
+  w.sizes = clip_json(clip);
+  w.sizes["audio_latents"] = clip.audio_latents;
+  w.sizes["rows"] = rows_json({&run->sequence()});
+  w.run = [model, run, start, &progress](std::int64_t steps, const Workload::OnStep& on_step) {
+    const Latents end =
+        sample_preview(*run, start, make_schedule(steps, kPreviewShift), {}, progress,
+                       [&](const StepRecord& step, const Latents&) { on_step(step.seconds); });
+    return std::vector<Tensor>{end.video, end.audio};
+  };
+  return w;
+}
+
+Workload refiner_workload(Ops& ops, const BenchOptions& o, Progress& progress) {
+  const auto config = RefinerConfig::from(config_or_release(o, nlohmann::json::object()));
+  std::shared_ptr<const Refiner> model =
+      o.weights ? load_refiner(ops, *open_checkpoint(*o.weights), config, o.dtype)
+                : synthetic_refiner(ops, config, o.dtype, o.distinct);
+  const ClipSize clip = clip_size(o);
+  const LatentGrid grid{clip.latents, clip.height / 16, clip.width / 16};
+  NoiseGenerator noise(kSeed);
+  const Tensor start = noise.randn({config.channels.video, grid.t, grid.h, grid.w});
+  const Tensor text = noise.randn({text_tokens(o), config.channels.text});
+  const auto branch = [&](std::int64_t rows) {
+    return std::make_shared<RefinerRun>(ops, *model, grid, 0, text.rows(0, rows), o.dtype);
+  };
+  const auto cond = branch(text.dim(0)), uncond = branch(std::min(text.dim(0), kNegativeTokens));
+
+  Workload w;
+  w.sizes = clip_json(clip);
+  w.sizes["rows"] = rows_json({&cond->sequence(), &uncond->sequence()});
+  w.run = [model, cond, uncond, start, &progress](std::int64_t steps, const Workload::OnStep& on_step) {
+    return std::vector<Tensor>{
+        sample_refiner(*cond, *uncond, start, make_schedule(steps, kRefinerShift), {}, progress,
+                       [&](const StepRecord& step, const Tensor&) { on_step(step.seconds); })};
+  };
+  return w;
+}
+
+Workload text_workload(Ops& ops, const BenchOptions& o) {
+  const auto config = TextEncoderConfig::from(config_or_release(o, nlohmann::json::object()));
+  std::shared_ptr<const TextEncoder> model =
+      o.weights ? load_text_encoder(ops, *open_checkpoint(*o.weights), config, o.dtype)
+                : synthetic_text_encoder(ops, config, o.dtype, o.distinct);
+  std::vector<std::int32_t> ids;
+  for (std::int64_t i = 0; i < text_tokens(o); ++i)
+    ids.push_back(static_cast<std::int32_t>(i * 7919 % config.vocabulary));
+  return {{{"rows", {ids.size()}}}, repeat([model, ids, &ops] { return model->encode(ops, ids); })};
+}
+
+Workload turbo_workload(Ops& ops, const BenchOptions& o) {
+  const RandomStore random;
+  const WeightLoader weights(ops, random, o.dtype);
+  const auto model = std::make_shared<const TurboDecoder>(
+      o.weights ? TurboDecoder::load(ops, *o.weights, o.dtype)
+                : TurboDecoder(weights, read_turbo_config(config_or_release(o, release_turbo_config()))));
+  const ClipSize clip = clip_size(o);
+  const Tensor latent = NoiseGenerator(kSeed).randn({48, clip.latents, clip.height / 16, clip.width / 16});
+  // Keeping the last window's frames costs nothing; the whole clip would be timed with its copies.
+  return {clip_json(clip), repeat([model, latent, &ops] {
+            Tensor last;
+            model->decode(ops, latent, [&](const Tensor& frames) { last = frames; });
+            return last;
+          })};
+}
+
+Workload audio_workload(Ops& ops, const BenchOptions& o) {
+  const RandomStore random;
+  const WeightLoader weights(ops, random, DType::f32);
+  const auto model = std::make_shared<const AudioDecoder>(
+      o.weights ? AudioDecoder::load(ops, *o.weights)
+                : AudioDecoder(weights, read_audio_config(config_or_release(o, release_audio_config()))));
+  const std::int64_t rows = clip_size(o).audio_latents;
+  const Tensor latent = NoiseGenerator(kSeed).randn({rows, model->config().latent_channels});
+  return {{{"audio_latents", rows}}, repeat([model, latent, &ops] { return model->decode(ops, latent); })};
+}
+
+}  // namespace
+
+Workload make_workload(Ops& ops, const BenchOptions& options, Progress& progress) {
+  switch (options.model) {
+    case BenchModel::preview:
+      return preview_workload(ops, options, progress);
+    case BenchModel::refiner:
+      return refiner_workload(ops, options, progress);
+    case BenchModel::text:
+      return text_workload(ops, options);
+    case BenchModel::turbo:
+      return turbo_workload(ops, options);
+    case BenchModel::audio:
+      return audio_workload(ops, options);
+  }
+  fail("unknown model");
+}
+
+}  // namespace magi
