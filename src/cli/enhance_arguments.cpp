@@ -15,15 +15,16 @@ EnhanceOptions EnhanceArguments::options() const {
   return options;
 }
 
-void add_enhance_arguments(CLI::App& command, EnhanceArguments& arguments, const std::string& prefix) {
-  command.add_option("--llm-model", arguments.model,
-                     "Name of the language model (default: the server's own)");
-  command.add_option("--" + prefix + "timeout", arguments.timeout_s,
-                     "Seconds to wait for its answer (default 180)");
-  command.add_option("--" + prefix + "retries", arguments.retries,
-                     "Further attempts after a bad answer (default 2)");
-  command.add_flag("--no-" + prefix + "cache", arguments.no_cache,
-                   "Neither use answers kept on disk nor keep new ones");
+std::vector<CLI::Option*> add_enhance_arguments(CLI::App& command, EnhanceArguments& arguments,
+                                                const std::string& prefix) {
+  return {command.add_option("--llm-model", arguments.model,
+                             "Name of the language model (default: the server's own)"),
+          command.add_option("--" + prefix + "timeout", arguments.timeout_s,
+                             "Seconds to wait for the language model (default 180)"),
+          command.add_option("--" + prefix + "retries", arguments.retries,
+                             "Further attempts after its bad answers (default 2)"),
+          command.add_flag("--no-" + prefix + "cache", arguments.no_cache,
+                           "Neither use its answers kept on disk nor keep new ones")};
 }
 
 }  // namespace magi

@@ -4,12 +4,14 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "run/enhance.h"
 
 namespace CLI {
 class App;
-}
+class Option;
+}  // namespace CLI
 
 namespace magi {
 
@@ -26,6 +28,7 @@ struct EnhanceArguments {
 
 /// --llm-model and, with `prefix` ("llm-" where their names would say too little), --timeout, --retries,
 /// --no-cache.
-void add_enhance_arguments(CLI::App& command, EnhanceArguments& arguments, const std::string& prefix);
+std::vector<CLI::Option*> add_enhance_arguments(CLI::App& command, EnhanceArguments& arguments,
+                                                const std::string& prefix);
 
 }  // namespace magi

@@ -7,8 +7,8 @@
 #include "cli/enhance_arguments.h"
 #include "cli/progress_bar.h"
 #include "io/atomic_file.h"
+#include "run/batch.h"
 #include "run/enhance.h"
-#include "run/prompt_file.h"
 
 namespace magi {
 namespace {

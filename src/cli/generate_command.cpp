@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/enhance_arguments.h"
 #include "cli/progress_bar.h"
 #include "core/log.h"
 #include "io/atomic_file.h"
@@ -26,6 +27,7 @@ struct GenerateArguments {
   std::string latents;
   int threads = 0;
   bool no_audio = false;
+  EnhanceArguments enhance;
   nlohmann::json request = nlohmann::json::object();  ///< only what was given
 };
 
@@ -62,11 +64,12 @@ void run_generate(GenerateArguments& a) {
   if (a.threads > 0) omp_set_num_threads(a.threads);
   const CheckpointRoot root(a.root,
                             a.config.empty() ? std::nullopt : std::optional<std::filesystem::path>(a.config));
-  const std::vector<ClipTask> tasks = tasks_of(a, root.defaults());
+  std::vector<ClipTask> tasks = tasks_of(a, root.defaults());
   const bool batch = !tasks.front().label.empty();
 
   ProgressBar progress;
   const InterruptGuard guard(progress);
+  if (!a.enhance.url.empty()) enhance_tasks(tasks, a.enhance.options(), progress);
   const std::vector<Report> reports = generate(root, tasks, progress);
   progress.finish();
   if (!a.stats.empty()) write_stats(a.stats, reports, batch);
@@ -118,6 +121,11 @@ void add_generate_command(CLI::App& app, Work& work) {
   add_field<std::int64_t>(c, *a, "--output-width", "output_width", "Resize the finished frames");
   add_field<std::int64_t>(c, *a, "--output-height", "output_height", "Resize the finished frames");
   add_field<std::string>(c, *a, "--vae", "vae", "Video decoder: turbo (default) or wan");
+  auto* enhance =
+      c.add_option("--enhance", a->enhance.url,
+                   "Let a language model write the long prompt first: OpenAI-compatible endpoint, as "
+                   "http://127.0.0.1:8000/v1 (key: MAGI2_LLM_API_KEY)");
+  for (CLI::Option* option : add_enhance_arguments(c, a->enhance, "llm-")) option->needs(enhance);
   c.add_option("--config", a->config,
                "Configuration of the official schema (default: the root's, else the release's)");
   add_field<std::string>(c, *a, "--dtype", "dtype", "Arithmetic: bf16 (default) or f32");

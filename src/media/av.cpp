@@ -12,9 +12,12 @@ extern "C" {
 #include <array>
 #include <mutex>
 
+#include "media/av_library.h"
+
 namespace magi::av {
 
 void init() {
+  load_library();
   static std::once_flag once;
   std::call_once(once, [] {
     av_log_set_level(AV_LOG_QUIET);

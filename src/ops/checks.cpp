@@ -43,6 +43,29 @@ void norm(std::string_view op, const NormWeight& w, std::int64_t width) {
   f32(op, "norm weight", w.weight, {w.groups * width});
 }
 
+ConvWeight conv_weight(const Tensor& weight, const Tensor& bias, bool depthwise, bool transposed,
+                       DType dtype) {
+  const Shape& shape = weight.shape();
+  require(weight.rank() >= 3 && weight.rank() <= 5 && weight.numel() > 0,
+          "pack_conv: weight {}, expected two channel axes and one to three kernel axes", to_string(shape));
+  require(dtype == DType::f32 || dtype == DType::bf16, "pack_conv: {} is no compute dtype", name_of(dtype));
+  require(!transposed || (weight.rank() == 3 && !depthwise),
+          "pack_conv: transposed convolutions have one kernel axis and one group");
+  require(!depthwise || shape[1] == 1, "pack_conv: depthwise weight {}, expected [channels, 1, …]",
+          to_string(shape));
+  ConvWeight w;
+  w.dtype = dtype;
+  w.depthwise = depthwise;
+  w.transposed = transposed;
+  w.out = shape[transposed ? 1 : 0];
+  w.in = depthwise ? w.out : shape[transposed ? 0 : 1];
+  std::copy(shape.begin() + 2, shape.end(), w.kernel.end() - (weight.rank() - 2));
+  require(!bias.defined() || bias.numel() == w.out, "pack_conv: bias {}, expected [{}]",
+          to_string(bias.shape()), w.out);
+  if (bias.defined()) w.bias = bias.to(DType::f32).reshape({w.out});
+  return w;
+}
+
 double bytes(std::initializer_list<const Tensor*> tensors) {
   double sum = 0;
   for (const Tensor* t : tensors) {

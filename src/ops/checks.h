@@ -39,6 +39,11 @@ void segments(std::string_view op, const Segments& list, std::int64_t rows, int 
 
 void norm(std::string_view op, const NormWeight& w, std::int64_t width);
 
+/// What pack_conv of any backend starts with: checks its arguments and fills in all but `data`; bias f32, on
+/// the host.
+ConvWeight conv_weight(const Tensor& weight, const Tensor& bias, bool depthwise, bool transposed,
+                       DType dtype);
+
 /// Bytes of all tensors that are defined.
 double bytes(std::initializer_list<const Tensor*> tensors);
 

@@ -120,6 +120,19 @@ std::vector<ClipTask> make_variants(std::int64_t count, const BatchDefaults& com
   return tasks;
 }
 
+void enhance_tasks(std::vector<ClipTask>& tasks, const EnhanceOptions& options, Progress& progress) {
+  for (ClipTask& task : tasks) {
+    if (!task.error.empty()) continue;
+    try {
+      enhance_request(task.request, options, progress);
+    } catch (const Cancelled&) {
+      throw;
+    } catch (const Error& e) {
+      task.error = e.what();
+    }
+  }
+}
+
 std::string read_prompt_file(const fs::path& file) {
   std::ifstream in(file, std::ios::binary);
   require(in.good() && !fs::is_directory(file), "{}: cannot read the prompt", file.string());

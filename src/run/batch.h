@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "run/enhance.h"
 #include "run/generate.h"
 
 namespace magi {
@@ -30,6 +31,9 @@ std::vector<ClipTask> read_batch(const std::filesystem::path& file, const BatchD
 /// request is wrong.
 std::vector<ClipTask> make_variants(std::int64_t count, const BatchDefaults& common,
                                     const GenerationDefaults& defaults);
+
+/// Enhances the prompts of the tasks that have no error; a task whose prompt cannot be enhanced gets one.
+void enhance_tasks(std::vector<ClipTask>& tasks, const EnhanceOptions& options, Progress& progress);
 
 /// A prompt from a file, without the line breaks at its end.
 std::string read_prompt_file(const std::filesystem::path& file);

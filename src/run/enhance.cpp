@@ -233,6 +233,7 @@ std::string enhance_prompt(const EnhanceInput& input, const EnhanceOptions& give
 }
 
 void enhance_request(Request& request, const EnhanceOptions& options, Progress& progress) {
+  if (request.original_prompt) return;
   const Size size = request.refine.value_or(Size{request.width, request.height});
   std::string enhanced = enhance_prompt(
       {request.prompt, request.images, request.seconds, aspect_ratio_name(size)}, options, progress);

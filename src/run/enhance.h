@@ -40,7 +40,8 @@ struct EnhanceInput {
 /// connections. Throws Error with the last reason (never with the key in it), and Cancelled at once.
 std::string enhance_prompt(const EnhanceInput& input, const EnhanceOptions& options, Progress& progress);
 
-/// Replaces the request's prompt and keeps the one it had as original_prompt.
+/// Replaces the request's prompt and keeps the one it had as original_prompt. A request that has one (from a
+/// clip's metadata) is enhanced already and stays as it is.
 void enhance_request(Request& request, const EnhanceOptions& options, Progress& progress);
 
 /// The usual name of the ratio nearest to width:height ("16:9" for 896x512).

@@ -8,6 +8,7 @@
 #include "io/atomic_file.h"
 #include "io/safetensors.h"
 #include "io/torch_writer.h"
+#include "media/image_writer.h"
 #include "run/tiny_weights.h"
 
 namespace magi {
@@ -20,6 +21,23 @@ void write_json(const fs::path& path, const nlohmann::json& value) {
   AtomicFile file(path);
   file.write(text.data(), text.size());
   file.commit();
+}
+
+/// A sun over the sea: something to start a clip from.
+Tensor example_picture() {
+  constexpr std::int64_t kWidth = 320, kHeight = 192, kHorizon = 120;
+  Tensor picture = Tensor::empty(DType::u8, {kHeight, kWidth, 3});
+  std::uint8_t* pixel = picture.data<std::uint8_t>();
+  for (std::int64_t y = 0; y < kHeight; ++y)
+    for (std::int64_t x = 0; x < kWidth; ++x, pixel += 3) {
+      const std::int64_t dx = x - kWidth / 2, dy = y - kHorizon + 20;
+      const bool sun = y < kHorizon && dx * dx + dy * dy < 40 * 40;
+      const bool sea = y >= kHorizon;
+      pixel[0] = static_cast<std::uint8_t>(sun ? 255 : sea ? 20 : 120 + y);
+      pixel[1] = static_cast<std::uint8_t>(sun ? 220 : sea ? 60 + (y - kHorizon) / 2 : 90 + y / 2);
+      pixel[2] = static_cast<std::uint8_t>(sun ? 120 : sea ? 110 : 200 - y);
+    }
+  return picture;
 }
 
 void write_parts(const fs::path& root, std::uint64_t seed) {
@@ -36,6 +54,7 @@ void write_parts(const fs::path& root, std::uint64_t seed) {
   write_torch_checkpoint(root / "turbo_vae/checkpoint.ckpt", tiny_turbo_decoder(noise), "ema_state_dict");
   write_json(root / "stable-audio-open-1.0/model_config.json", tiny_audio_config());
   write_safetensors(root / "stable-audio-open-1.0/model.safetensors", tiny_audio_decoder(noise));
+  write_png(root / "example.png", example_picture());
   write_torch_checkpoint(root / "vae/Wan2.2_VAE.pth", tiny_wan_vae(noise));
 }
 

@@ -8,8 +8,8 @@
 
 namespace magi {
 
-/// Writes every part in the release's layout. The directory appears complete or not at all; it must not
-/// exist, or be empty.
+/// Writes every part in the release's layout, and a picture, example.png, to start a clip from. The directory
+/// appears complete or not at all; it must not exist, or be empty.
 void write_tiny_root(const std::filesystem::path& directory, std::uint64_t seed);
 
 }  // namespace magi

@@ -118,6 +118,8 @@ TEST_P(ConvTest, Transposed) {
   };
   expect_conv(*ops_, dtype(), {{1, 1, 9}, 6, 4, {4}, pads(2, 1, 1), false, true}, {1, 1, 18, 4});
   expect_conv(*ops_, dtype(), {{1, 1, 150}, 6, 4, {16}, pads(8, 4, 4), false, true}, {1, 1, 1200, 4});
+  expect_conv(*ops_, dtype(), {{1, 1, 150}, 6, 40, {16}, pads(8, 4, 4), false, true},
+              {1, 1, 1200, 40});  // parts of several column tiles
   expect_conv(*ops_, dtype(), {{2, 3, 70}, 6, 34, {5}, pads(3, 0, 2), false, true}, {2, 3, 210, 34});
   expect_conv(*ops_, dtype(), {{1, 1, 5}, 6, 4, {2}, pads(3, 0, 0), false, true},
               {1, 1, 14, 4});  // gaps get the bias

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <thread>
 
+#include "run/batch.h"
 #include "run/enhance_testing.h"
 #include "support/temp_dir.h"
 
@@ -260,6 +261,30 @@ TEST_F(Enhance, RequestKeepsItsOriginalPrompt) {
   EXPECT_EQ(metadata.at("original_prompt"), "a fox in snow");
   EXPECT_EQ(Request::from_json(metadata, defaults, "metadata").to_metadata(), metadata);
   EXPECT_NE(server.requests().at(0).body.find("Frame: 9:16"), std::string::npos);
+}
+
+TEST_F(Enhance, OneFailureDoesNotEndABatch) {
+  const ChatServer server([](const ServedRequest& request, std::size_t) {
+    return request.body.find("a bad one") == std::string::npos ? say(kCaption) : say("no");
+  });
+  std::vector<ClipTask> tasks(4);
+  tasks[0].request.prompt = "a bad one";
+  tasks[1].request.prompt = "a fox in snow";
+  tasks[2].error = "wrong before";
+  tasks[3].request.prompt = "long already";
+  tasks[3].request.original_prompt = "short";
+  for (ClipTask& task : tasks) task.request.width = 896, task.request.height = 512, task.request.seconds = 10;
+  enhance_tasks(tasks, quick_options(server), progress_);
+  EXPECT_NE(tasks[0].error.find("not JSON"), std::string::npos) << tasks[0].error;
+  EXPECT_EQ(tasks[0].request.prompt, "a bad one");
+  EXPECT_EQ(tasks[1].error, "");
+  EXPECT_EQ(tasks[1].request.prompt, expected_);
+  EXPECT_EQ(tasks[2].error, "wrong before");
+  EXPECT_EQ(tasks[3].request.prompt, "long already");
+  EXPECT_EQ(server.requests().size(), 2u);
+  tasks[0].error.clear();
+  progress_.cancel();
+  EXPECT_THROW(enhance_tasks(tasks, quick_options(server), progress_), Cancelled);
 }
 
 TEST(AspectRatioName, IsTheNearest) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "ops/checks.h"
 #include "ops/cpu/cpu_ops.h"
 #include "ops/cpu/gemm.h"
 #include "ops/cpu/rows.h"
@@ -217,8 +218,9 @@ struct TransposedConv {
     copy_block(address(x, first * w.in), x.dtype(), w.in, rows, w.in, a.raw(), gemm.input(), rows, gemm.k());
     for (std::int64_t j = 0; j < columns.count; ++j) {
       multiply(a.raw(), columns.tile(w.data.raw(), j), c.data<float>(), rows);
-      copy_block(c.raw(), DType::f32, gemm.n(), rows, columns.width(j), products.data<float>() + j * gemm.n(),
-                 DType::f32, rows, parts);
+      for (std::int64_t r = 0; r < rows; ++r)
+        std::copy_n(c.data<float>() + r * gemm.n(), columns.width(j),
+                    products.data<float>() + r * parts + j * gemm.n());
     }
     return products;
   }
@@ -241,25 +243,8 @@ struct TransposedConv {
 
 ConvWeight CpuOps::pack_conv(const Tensor& weight, const Tensor& bias, bool depthwise, bool transposed,
                              DType dtype) {
+  ConvWeight w = checks::conv_weight(weight, bias, depthwise, transposed, dtype);
   const Shape& shape = weight.shape();
-  require(weight.rank() >= 3 && weight.rank() <= 5 && weight.numel() > 0,
-          "pack_conv: weight {}, expected two channel axes and one to three kernel axes", to_string(shape));
-  require(dtype == DType::f32 || dtype == DType::bf16, "pack_conv: {} is no compute dtype", name_of(dtype));
-  require(!transposed || (weight.rank() == 3 && !depthwise),
-          "pack_conv: transposed convolutions have one kernel axis and one group");
-  require(!depthwise || shape[1] == 1, "pack_conv: depthwise weight {}, expected [channels, 1, …]",
-          to_string(shape));
-  ConvWeight w;
-  w.dtype = dtype;
-  w.depthwise = depthwise;
-  w.transposed = transposed;
-  w.out = shape[transposed ? 1 : 0];
-  w.in = depthwise ? w.out : shape[transposed ? 0 : 1];
-  std::copy(shape.begin() + 2, shape.end(), w.kernel.end() - (weight.rank() - 2));
-  require(!bias.defined() || bias.numel() == w.out, "pack_conv: bias {}, expected [{}]",
-          to_string(bias.shape()), w.out);
-  if (bias.defined()) w.bias = bias.to(DType::f32).reshape({w.out});
-
   const Tensor values = weight.to(dtype).to(DType::f32);
   const Index3 axes{shape[0], shape[1], taps_of(w)};
   const auto product = [&](const Tensor& matrix) { return pack_linear(matrix, 1, dtype, {}).data; };

@@ -3,6 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <vector>
+
 #include "core/error.h"
 
 namespace magi::cuda {
@@ -21,24 +23,37 @@ Encode find_encode() {
   return reinterpret_cast<Encode>(function);
 }
 
+CUtensorMap make_map(const void* base, std::span<const cuuint64_t> sizes, std::span<const cuuint64_t> strides,
+                     std::span<const cuuint32_t> box) {
+  static const Encode encode = find_encode();
+  CUtensorMap map;
+  const cuuint32_t steps[] = {1, 1, 1, 1, 1};
+  const CUresult result = encode(
+      &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, static_cast<cuuint32_t>(sizes.size()), const_cast<void*>(base),
+      sizes.data(), strides.data(), box.data(), steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  require(result == CUDA_SUCCESS,
+          "tensor map of {} axes, {} × {} elements in the inner two: the driver refuses it (error {})",
+          sizes.size(), sizes[1], sizes[0], static_cast<int>(result));
+  return map;
+}
+
 }  // namespace
 
 CUtensorMap bf16_tensor_map(const void* base, std::int64_t rows, std::int64_t columns, std::int64_t pitch,
                             int box_rows) {
-  static const Encode encode = find_encode();
-  CUtensorMap map;
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(pitch) * 2};
-  const cuuint32_t box[2] = {64, static_cast<cuuint32_t>(box_rows)};
-  const cuuint32_t steps[2] = {1, 1};
-  const CUresult result =
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(base), sizes, strides, box, steps,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  require(result == CUDA_SUCCESS,
-          "tensor map of a [{}, {}] matrix with pitch {}: the driver refuses it (error {})", rows, columns,
-          pitch, static_cast<int>(result));
-  return map;
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(pitch) * 2};
+  const cuuint32_t boxes[] = {64, static_cast<cuuint32_t>(box_rows)};
+  return make_map(base, sizes, strides, boxes);
+}
+
+CUtensorMap bf16_tensor_map(const void* base, std::span<const std::int64_t> sizes, std::span<const int> box) {
+  std::vector<cuuint64_t> lengths(sizes.begin(), sizes.end()), strides;
+  const std::vector<cuuint32_t> boxes(box.begin(), box.end());
+  cuuint64_t stride = 2;
+  for (std::size_t i = 0; i + 1 < lengths.size(); ++i) strides.push_back(stride *= lengths[i]);
+  return make_map(base, lengths, strides, boxes);
 }
 
 }  // namespace magi::cuda

@@ -5,6 +5,7 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <span>
 
 namespace magi::cuda {
 
@@ -13,5 +14,9 @@ namespace magi::cuda {
 /// read as zeros. box_rows at most 256. Throws Error.
 CUtensorMap bf16_tensor_map(const void* base, std::int64_t rows, std::int64_t columns, std::int64_t pitch,
                             int box_rows);
+
+/// The same of a contiguous bf16 tensor of 2 to 5 axes, sizes and box given innermost first: sizes[0] a
+/// multiple of 8, box[0] = 64, the others at most 256.
+CUtensorMap bf16_tensor_map(const void* base, std::span<const std::int64_t> sizes, std::span<const int> box);
 
 }  // namespace magi::cuda
