@@ -58,6 +58,11 @@ double median(std::vector<double> values) {
   return (values[(n - 1) / 2] + values[n / 2]) / 2;
 }
 
+/// What is computed in: the audio decoder knows f32 alone.
+DType dtype_of(const BenchOptions& o) {
+  return o.model == BenchModel::audio ? DType::f32 : o.dtype;
+}
+
 std::string weights_text(const BenchOptions& o) {
   if (o.weights) return o.weights->string();
   if (o.model == BenchModel::turbo || o.model == BenchModel::audio) return "random weights";
@@ -136,7 +141,7 @@ nlohmann::json to_json(const BenchOptions& o, const BenchResult& r) {
   nlohmann::json j{{"model", name_of(o.model)},
                    {"device", to_string(o.device)},
                    {"device_name", Backend::describe(o.device)},
-                   {"dtype", o.model == BenchModel::audio ? "f32" : name_of(o.dtype)},
+                   {"dtype", name_of(dtype_of(o))},
                    {"weights", weights_text(o)},
                    {"sizes", r.sizes},
                    {"step_seconds", r.seconds},
@@ -164,7 +169,7 @@ void write_json(const BenchOptions& o, const BenchResult& r, const std::filesyst
 
 std::string to_text(const BenchOptions& o, const BenchResult& r) {
   std::string text = fmt::format("{} on {} ({}), {}, {}\n", name_of(o.model), to_string(o.device),
-                                 Backend::describe(o.device), name_of(o.dtype), r.sizes.dump());
+                                 Backend::describe(o.device), name_of(dtype_of(o)), r.sizes.dump());
   text += fmt::format("{}; ready after {:.1f} s\n", weights_text(o), r.load_seconds);
   for (std::size_t i = 0; i < r.seconds.size(); ++i)
     text += fmt::format("step {:<3} {:>10.4f} s{}\n", i + 1, r.seconds[i],
