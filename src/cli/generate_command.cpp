@@ -31,12 +31,15 @@ struct GenerateArguments {
   nlohmann::json request = nlohmann::json::object();  ///< only what was given
 };
 
-/// An option whose value goes into the request as it is; the request checks it.
+/// An option whose value goes into the request as it is; the request checks it. Given twice, the last one
+/// counts.
 template <typename T>
 CLI::Option* add_field(CLI::App& command, GenerateArguments& a, const std::string& flag,
                        const std::string& key, const std::string& help) {
-  return command.add_option_function<T>(
-      flag, [&a, key](const T& value) { a.request[key] = value; }, help);
+  return command
+      .add_option_function<T>(
+          flag, [&a, key](const T& value) { a.request[key] = value; }, help)
+      ->take_last();
 }
 
 /// One clip's report as it is; of a batch, a list.

@@ -171,6 +171,8 @@ class Batch {
   /// What can be known before an hour of computing.
   void check(Clip& clip) {
     require(clip.task.error.empty(), "{}", clip.task.error);
+    require(clip.task.output.has_filename(), "\"{}\": the output needs the name of a file",
+            clip.task.output.string());
     const AtomicFile writable(clip.task.output);
     Request& request = clip.task.request;
     identify_images(request);
