@@ -4,6 +4,7 @@
 # make test    every test, golden data included
 # make cuda    build with CUDA for ARCHS (default 90a)
 # make asan    the tests under AddressSanitizer and UndefinedBehaviorSanitizer
+# make bench   CPU operations beside oneDNN
 # Missing Debian or Ubuntu packages are installed first (as root, or through sudo).
 
 BUILD    ?= build

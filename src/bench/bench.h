@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times steps of one model, with random weights or a checkpoint's (pipeline.md section 10: the first two
+// Times steps of one model, with random weights or a checkpoint's (docs/performance.md: the first two
 // steps dropped, the mean of the rest).
 #pragma once
 

@@ -28,10 +28,10 @@ int run_command_line(int argc, char** argv) {
     work();
     return 0;
   } catch (const Cancelled&) {
-    fmt::print(stderr, "magi2: interrupted; nothing was written\n");
+    fmt::print(stderr, "magi2: interrupted; no unfinished file was left\n");
     return 130;
   } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "magi2: out of memory\n");
+    fmt::print(stderr, "magi2: out of memory; fewer seconds or a smaller size need less\n");
   } catch (const std::exception& e) {
     fmt::print(stderr, "magi2: {}\n", e.what());
   }

@@ -49,9 +49,7 @@ ProgressBar::ProgressBar() : terminal_(isatty(STDERR_FILENO) == 1) {
 }
 
 ProgressBar::~ProgressBar() {
-  set_log_sink([](LogLevel level, std::string_view line) {
-    fmt::print(stderr, "{}{}\n", level == LogLevel::warning ? "warning: " : "", line);
-  });
+  set_log_sink({});
 }
 
 void ProgressBar::stage(std::string_view name, std::int64_t total) {

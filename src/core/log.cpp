@@ -7,17 +7,19 @@
 namespace magi {
 namespace {
 
+void to_standard_error(LogLevel level, std::string_view line) {
+  fmt::print(stderr, "{}{}\n", level == LogLevel::warning ? "warning: " : "", line);
+}
+
 LogSink& sink() {
-  static LogSink current = [](LogLevel level, std::string_view line) {
-    fmt::print(stderr, "{}{}\n", level == LogLevel::warning ? "warning: " : "", line);
-  };
+  static LogSink current = to_standard_error;
   return current;
 }
 
 }  // namespace
 
 void set_log_sink(LogSink replacement) {
-  sink() = std::move(replacement);
+  sink() = replacement ? std::move(replacement) : to_standard_error;
 }
 
 void log_line(LogLevel level, std::string_view line) {

@@ -13,8 +13,8 @@ enum class LogLevel { info, warning };
 
 /// Receives every line; by default they go to standard error, warnings with the word in front.
 using LogSink = std::function<void(LogLevel, std::string_view)>;
-/// Replaces the sink (a progress bar must be cleared first, a server adds request ids). Not thread-safe: set
-/// it once.
+/// Replaces the sink (a progress bar must be cleared before a line is written); an empty one restores the
+/// default. Not thread-safe: while no other thread writes lines.
 void set_log_sink(LogSink sink);
 void log_line(LogLevel level, std::string_view line);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reference pictures brought to a clip's size, to the bit as Pillow does it (spec/pipeline.md, section 5).
+// Reference pictures brought to a clip's size, to the bit as Pillow does it (pipeline.md section 5).
 #pragma once
 
 #include <cstdint>

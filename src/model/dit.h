@@ -78,8 +78,8 @@ Tensor embed_tokens(Ops& ops, const AdapterWeights& w, const PackedSequence& seq
 std::vector<Velocity> project_velocity(Ops& ops, const AdapterWeights& w, const PackedSequence& sequence,
                                        const Tensor& hidden);
 
-/// n [N, D] → gated attention's output before the projection's residual: qkv, q/k norm, rotary, `attend`,
-/// projection.
+/// n [N, D], normalised → [N, D], to be added to the residual: qkv, q/k norm, rotary, `attend` (gated where
+/// the layer has a gate), projection.
 Tensor attention_branch(Ops& ops, const AttentionWeights& w, const AttentionShape& shape, const Tensor& n,
                         const Tensor& rope, const Segments& segments,
                         const std::function<Tensor(const Tensor& qkv, const AttentionOptions&)>& attend);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/preview.h"
 
-#include <algorithm>
+#include <string>
 
 namespace magi {
 

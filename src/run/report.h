@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a run did and took: written by --stats, printed as a summary.
+// What a run did and took, as --stats writes it.
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <map>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "core/tensor.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One Request, parsed and validated in one place, for the command line, batch files and HTTP alike.
+// One Request, parsed and validated in one place, for the command line and batch files alike.
 #pragma once
 
 #include <cstdint>

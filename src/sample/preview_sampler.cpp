@@ -2,8 +2,8 @@
 #include "sample/preview_sampler.h"
 
 #include <chrono>
-#include <cmath>
-#include <cstring>
+
+#include "io/finite.h"
 
 namespace magi {
 namespace {
@@ -15,9 +15,8 @@ Tensor zeros_like(const Tensor& t) {
 }  // namespace
 
 void require_finite(const Tensor& values, std::string_view what, std::int64_t step) {
-  for (float v : values.values<float>())
-    require(std::isfinite(v),
-            "step {}: the {} is not finite; the weights or the precision do not fit this input", step, what);
+  require(first_non_finite(values) < 0,
+          "step {}: the {} is not finite; the weights or the precision do not fit this input", step, what);
 }
 
 std::vector<Conditioning> guidance_branches(const Tensor& text, const Tensor& negative_text,

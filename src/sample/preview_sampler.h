@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string_view>
 #include <vector>
 
 #include "core/progress.h"
@@ -37,7 +38,7 @@ Latents sample_preview(PreviewRun& run, Latents latents, const Schedule& schedul
                        const GuidanceOptions& guidance, Progress& progress,
                        const std::function<void(const StepRecord&, const Latents&)>& on_step = {});
 
-/// Throws Error unless every value is finite.
+/// Throws Error, naming the step and `what`, unless every value of the host tensor is finite.
 void require_finite(const Tensor& values, std::string_view what, std::int64_t step);
 
 }  // namespace magi
