@@ -45,7 +45,7 @@ __global__ void channel_norm(const ChannelNormArgs a) {
       float v = to_float(pack.v[k]) * scale;
       if (a.gamma) v *= a.gamma[c + k];
       if (a.activation == Activation::relu) v = v < 0.0f ? 0.0f : v;
-      if (a.activation == Activation::silu) v = silu(v);
+      if (a.activation == Activation::silu) v = silu<T>(v);
       pack.v[k] = from_float<T>(v);
     }
     store_pack<kWidth>(y + c, pack);

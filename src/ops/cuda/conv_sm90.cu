@@ -43,8 +43,8 @@ struct TileArgs {
   int tiles;
 };
 
-__device__ __forceinline__ void load_cells(const CUtensorMap* map, std::uint64_t* barrier, void* to,
-                                           int channel, int w, int h, int t) {
+[[maybe_unused]] __device__ __forceinline__ void load_cells(const CUtensorMap* map, std::uint64_t* barrier,
+                                                            void* to, int channel, int w, int h, int t) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
       "%6}], "
@@ -52,8 +52,8 @@ __device__ __forceinline__ void load_cells(const CUtensorMap* map, std::uint64_t
       "l"(map), "r"(shared_address(barrier)), "r"(channel), "r"(w), "r"(h), "r"(t)
       : "memory");
 }
-__device__ __forceinline__ void load_weights(const CUtensorMap* map, std::uint64_t* barrier, void* to,
-                                             int channel, int row, int tap) {
+[[maybe_unused]] __device__ __forceinline__ void load_weights(const CUtensorMap* map, std::uint64_t* barrier,
+                                                              void* to, int channel, int row, int tap) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
       "[%2];" ::"r"(shared_address(to)),
@@ -61,13 +61,13 @@ __device__ __forceinline__ void load_weights(const CUtensorMap* map, std::uint64
       : "memory");
 }
 
-__device__ __forceinline__ void product(float (&d)[128], std::uint64_t a, std::uint64_t b) {
+[[maybe_unused]] __device__ __forceinline__ void product(float (&d)[128], std::uint64_t a, std::uint64_t b) {
   moe::wgmma_ss_n256(d, a, b, 1);
 }
-__device__ __forceinline__ void product(float (&d)[64], std::uint64_t a, std::uint64_t b) {
+[[maybe_unused]] __device__ __forceinline__ void product(float (&d)[64], std::uint64_t a, std::uint64_t b) {
   wgmma_ss<1>(d, a, b);
 }
-__device__ __forceinline__ void product(float (&d)[32], std::uint64_t a, std::uint64_t b) {
+[[maybe_unused]] __device__ __forceinline__ void product(float (&d)[32], std::uint64_t a, std::uint64_t b) {
 #define MAGI_D8(i)                                                                            \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])

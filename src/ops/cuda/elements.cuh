@@ -46,8 +46,13 @@ __device__ __forceinline__ void store_pack(T* to, const Pack<T, kCount>& pack) {
 __device__ __forceinline__ float sigmoid(float x) {
   return 1.0f / (1.0f + expf(-x));
 }
+/// x·σ(x), accurate enough for a result of type T: the norms' arithmetic, not memory, would bound bf16.
+template <typename T>
 __device__ __forceinline__ float silu(float x) {
-  return x / (1.0f + expf(-x));
+  if constexpr (sizeof(T) == 2)
+    return __fdividef(x, 1.0f + __expf(-x));
+  else
+    return x / (1.0f + expf(-x));
 }
 
 /// Sum over the kLanes (a power of two) neighbouring lanes of which the caller is one; the same in each.

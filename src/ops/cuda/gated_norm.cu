@@ -32,32 +32,46 @@ __global__ void gated_rms_norm(const T* x, std::int64_t x_pitch, const T* z, std
     const auto gate = load_pack<kWidth>(z + c);
 #pragma unroll
     for (int k = 0; k < kWidth; ++k)
-      pack.v[k] = from_float<T>(to_float(pack.v[k]) * scale * weight[c + k] * silu(to_float(gate.v[k])));
+      pack.v[k] = from_float<T>(to_float(pack.v[k]) * scale * weight[c + k] * silu<T>(to_float(gate.v[k])));
     store_pack<kWidth>(y + c, pack);
   }
 }
 
-/// A thread kWidth channels of a row. weight [channels, taps].
+constexpr int kRunRows = 8;
+
+/// A thread kWidth channels of kRunRows rows, so that a tap's weights are read once for them. weight
+/// [channels, taps].
 template <typename T, int kWidth>
-__global__ void causal_conv_silu(const T* x, std::int64_t pitch, const float* weight, std::int64_t rows,
-                                 int channels, int taps, T* y) {
-  const int pieces = channels / kWidth;
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (i >= rows * pieces) return;
-  const std::int64_t row = i / pieces;
-  const int c = static_cast<int>(i - row * pieces) * kWidth;
-  float total[kWidth] = {};
-  for (int tap = 0; tap < taps; ++tap) {
-    const std::int64_t from = row - taps + 1 + tap;
-    if (from < 0) continue;
-    const auto pack = load_pack<kWidth>(x + from * pitch + c);
+__global__ void __launch_bounds__(kThreads)
+    causal_conv_silu(const T* x, std::int64_t pitch, const float* weight, std::int64_t rows, int channels,
+                     int taps, T* y) {
+  const int c = static_cast<int>(blockIdx.x * kThreads + threadIdx.x) * kWidth;
+  if (c >= channels) return;
+  for (std::int64_t first = static_cast<std::int64_t>(blockIdx.y) * kRunRows; first < rows;
+       first += static_cast<std::int64_t>(gridDim.y) * kRunRows) {
+    float total[kRunRows][kWidth] = {};
+    for (int tap = 0; tap < taps; ++tap) {
+      float w[kWidth];
 #pragma unroll
-    for (int k = 0; k < kWidth; ++k) total[k] += weight[(c + k) * taps + tap] * to_float(pack.v[k]);
+      for (int k = 0; k < kWidth; ++k) w[k] = weight[(c + k) * taps + tap];
+#pragma unroll
+      for (int r = 0; r < kRunRows; ++r) {
+        const std::int64_t from = first + r - taps + 1 + tap;
+        if (from < 0 || from >= rows) continue;
+        const auto pack = load_pack<kWidth>(x + from * pitch + c);
+#pragma unroll
+        for (int k = 0; k < kWidth; ++k) total[r][k] += w[k] * to_float(pack.v[k]);
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < kRunRows; ++r) {
+      if (first + r >= rows) break;
+      Pack<T, kWidth> out;
+#pragma unroll
+      for (int k = 0; k < kWidth; ++k) out.v[k] = from_float<T>(silu<T>(total[r][k]));
+      store_pack<kWidth>(y + (first + r) * channels + c, out);
+    }
   }
-  Pack<T, kWidth> out;
-#pragma unroll
-  for (int k = 0; k < kWidth; ++k) out.v[k] = from_float<T>(silu(total[k]));
-  store_pack<kWidth>(y + row * channels + c, out);
 }
 
 }  // namespace
@@ -83,10 +97,13 @@ void CudaOps::do_causal_conv_silu(const Tensor& x, const Tensor& weight, Tensor&
   const std::int64_t rows = x.dim(0), channels = x.dim(1);
   cuda::with_element(x.dtype(), [&]<typename T>(T) {
     cuda::with_width<T>(cuda::wide(x, channels), [&](auto width) {
-      cuda::causal_conv_silu<T, width()>
-          <<<cuda::blocks_for(rows * channels / width(), cuda::kThreads), cuda::kThreads, 0, stream()>>>(
-              cuda::elements<T>(x), x.pitch(), weight.data<float>(), rows, static_cast<int>(channels),
-              static_cast<int>(weight.dim(1)), cuda::elements<T>(y));
+      constexpr std::int64_t kBlockChannels = cuda::kThreads * width();
+      const std::int64_t runs = (rows + cuda::kRunRows - 1) / cuda::kRunRows;
+      const dim3 grid(cuda::blocks_for(channels, kBlockChannels),
+                      static_cast<unsigned>(std::min<std::int64_t>(runs, 65535)));
+      cuda::causal_conv_silu<T, width()><<<grid, cuda::kThreads, 0, stream()>>>(
+          cuda::elements<T>(x), x.pitch(), weight.data<float>(), rows, static_cast<int>(channels),
+          static_cast<int>(weight.dim(1)), cuda::elements<T>(y));
     });
   });
   cuda::check_launch("causal_conv_silu");
