@@ -12,7 +12,6 @@
 namespace magi {
 namespace cuda {
 class MatrixProducts;
-class Convolutions;
 }  // namespace cuda
 
 class CudaOps final : public Ops {
@@ -76,8 +75,7 @@ class CudaOps final : public Ops {
   Tensor allocate(DType dtype, Shape shape) const;
 
   std::shared_ptr<CUstream_st> stream_;
-  std::shared_ptr<cuda::MatrixProducts> products_;    ///< of linear.cu
-  std::shared_ptr<cuda::Convolutions> convolutions_;  ///< of conv.cu
+  std::shared_ptr<cuda::MatrixProducts> products_;  ///< of linear.cu
 };
 
 }  // namespace magi
