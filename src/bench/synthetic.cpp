@@ -1,17 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/synthetic.h"
 
-#include <algorithm>
 #include <map>
 
 #include "bench/random_store.h"
 
 namespace magi {
 namespace {
-
-bool contains(const std::vector<std::int64_t>& list, std::int64_t value) {
-  return std::find(list.begin(), list.end(), value) != list.end();
-}
 
 /// Layers 0 … count−1. `kind_of(i)`: equal for layers that may share weights. `load(i)` makes a layer.
 template <typename Layer, typename KindOf, typename Load>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "io/checkpoint.h"
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "io/json_file.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "media/image_writer.h"
 
-#include <algorithm>
 
 #include "io/atomic_file.h"
 #include "media/av.h"

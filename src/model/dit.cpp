@@ -1,7 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/dit.h"
 
+#include <algorithm>
+
+#include "io/config.h"
+
 namespace magi {
+namespace {
+
+constexpr std::int64_t kLargest = 1 << 20;  // of any size in a configuration
+
+}  // namespace
+
+AttentionShape read_attention_shape(const ConfigNode& arch, std::int64_t hidden, std::int64_t head_dim,
+                                    std::optional<std::int64_t> kv_heads) {
+  AttentionShape shape;
+  shape.head_dim = arch.integer("head_dim", head_dim, 8, 4096);
+  require(hidden % shape.head_dim == 0 && shape.head_dim % 8 == 0,
+          "{}: hidden_size {} must be a multiple of head_dim {}, and that of 8", arch.where("head_dim"), hidden,
+          shape.head_dim);
+  shape.heads = hidden / shape.head_dim;
+  shape.kv_heads = arch.integer("num_query_groups", kv_heads.value_or(shape.heads), 1, kLargest);
+  require(shape.heads % shape.kv_heads == 0, "{}: {} heads do not divide into {} query groups",
+          arch.where("num_query_groups"), shape.heads, shape.kv_heads);
+  return shape;
+}
+
+LatentChannels read_latent_channels(const ConfigNode& arch) {
+  LatentChannels channels;
+  channels.video = arch.integer("video_in_channels", channels.video, 1, kLargest);
+  channels.audio = arch.integer("audio_in_channels", channels.audio, 1, kLargest);
+  channels.text = arch.integer("text_in_channels", channels.text, 1, kLargest);
+  return channels;
+}
+
+bool contains(const std::vector<std::int64_t>& layers, std::int64_t layer) {
+  return std::find(layers.begin(), layers.end(), layer) != layers.end();
+}
 
 AdapterWeights load_adapters(const WeightLoader& root, const LatentChannels& channels, std::int64_t width,
                              std::int64_t rotary_band_count) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -12,6 +13,8 @@
 #include "ops/ops.h"
 
 namespace magi {
+
+class ConfigNode;
 
 struct AttentionShape {
   std::int64_t heads = 0, kv_heads = 0, head_dim = 0;
@@ -49,6 +52,15 @@ struct Velocity {
 
 /// Intermediate results by name, for tests and for looking inside a model.
 using Probe = std::function<void(std::string_view name, const Tensor& value)>;
+
+/// From an `arch_config`: `head_dim`, which divides `hidden`, and `num_query_groups` (otherwise `kv_heads`; absent:
+/// one for each head).
+AttentionShape read_attention_shape(const ConfigNode& arch, std::int64_t hidden, std::int64_t head_dim,
+                                    std::optional<std::int64_t> kv_heads);
+/// From an `arch_config`; the defaults are the release's.
+LatentChannels read_latent_channels(const ConfigNode& arch);
+/// Whether a configured list of layers names `layer`.
+bool contains(const std::vector<std::int64_t>& layers, std::int64_t layer);
 
 /// `width`: hidden size times residual streams.
 AdapterWeights load_adapters(const WeightLoader& root, const LatentChannels& channels, std::int64_t width,

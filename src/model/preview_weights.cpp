@@ -10,10 +10,6 @@
 namespace magi {
 namespace {
 
-bool contains(const std::vector<std::int64_t>& list, std::int64_t value) {
-  return std::find(list.begin(), list.end(), value) != list.end();
-}
-
 /// One site: alphas, biases and phi are stored apart.
 MhcWeight load_mhc_site(const WeightLoader& layer, const PreviewConfig& config, int groups,
                         const std::string& site) {
@@ -71,17 +67,8 @@ PreviewConfig PreviewConfig::from(const ConfigNode& root) {
   const ConfigNode arch = root.node("arch_config");
   c.layers = arch.integer("num_layers", c.layers, 1, 4096);
   c.hidden = arch.integer("hidden_size", c.hidden, 1, kMany);
-  c.attention.head_dim = arch.integer("head_dim", c.attention.head_dim, 8, 4096);
-  require(c.hidden % c.attention.head_dim == 0 && c.attention.head_dim % 8 == 0,
-          "{}: hidden_size {} must be a multiple of head_dim {}, and that of 8", arch.where("head_dim"),
-          c.hidden, c.attention.head_dim);
-  c.attention.heads = c.hidden / c.attention.head_dim;
-  c.attention.kv_heads = arch.integer("num_query_groups", c.attention.heads, 1, kMany);
-  require(c.attention.heads % c.attention.kv_heads == 0, "{}: {} heads do not divide into {} query groups",
-          arch.where("num_query_groups"), c.attention.heads, c.attention.kv_heads);
-  c.channels.video = arch.integer("video_in_channels", c.channels.video, 1, kMany);
-  c.channels.audio = arch.integer("audio_in_channels", c.channels.audio, 1, kMany);
-  c.channels.text = arch.integer("text_in_channels", c.channels.text, 1, kMany);
+  c.attention = read_attention_shape(arch, c.hidden, c.attention.head_dim, std::nullopt);
+  c.channels = read_latent_channels(arch);
   const double factor = arch.number("intermediate_factor", 4, 0.01, 1024);
   c.intermediate = static_cast<std::int64_t>(static_cast<double>(c.hidden) * factor * 2 / 3) / 128 * 128;
   c.per_modality_layers = arch.integers("mm_layers", c.per_modality_layers);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The refiner's configuration and weights: names as in the released checkpoint.
-#include <algorithm>
 #include <string>
 
 #include "io/config.h"
@@ -8,31 +7,13 @@
 #include "model/refiner.h"
 
 namespace magi {
-namespace {
-
-bool contains(const std::vector<std::int64_t>& list, std::int64_t value) {
-  return std::find(list.begin(), list.end(), value) != list.end();
-}
-
-}  // namespace
-
 RefinerConfig RefinerConfig::from(const ConfigNode& root) {
-  constexpr std::int64_t kMany = 1 << 20;
   RefinerConfig c;
   const ConfigNode arch = root.node("magi2_refiner_arch_config");
   c.layers = arch.integer("num_layers", c.layers, 1, 4096);
-  c.hidden = arch.integer("hidden_size", c.hidden, 1, kMany);
-  c.attention.head_dim = arch.integer("head_dim", c.attention.head_dim, 8, 4096);
-  require(c.hidden % c.attention.head_dim == 0 && c.attention.head_dim % 8 == 0,
-          "{}: hidden_size {} must be a multiple of head_dim {}, and that of 8", arch.where("head_dim"),
-          c.hidden, c.attention.head_dim);
-  c.attention.heads = c.hidden / c.attention.head_dim;
-  c.attention.kv_heads = arch.integer("num_query_groups", c.attention.kv_heads, 1, kMany);
-  require(c.attention.heads % c.attention.kv_heads == 0, "{}: {} heads do not divide into {} query groups",
-          arch.where("num_query_groups"), c.attention.heads, c.attention.kv_heads);
-  c.channels.video = arch.integer("video_in_channels", c.channels.video, 1, kMany);
-  c.channels.audio = arch.integer("audio_in_channels", c.channels.audio, 1, kMany);
-  c.channels.text = arch.integer("text_in_channels", c.channels.text, 1, kMany);
+  c.hidden = arch.integer("hidden_size", c.hidden, 1, 1 << 20);
+  c.attention = read_attention_shape(arch, c.hidden, c.attention.head_dim, c.attention.kv_heads);
+  c.channels = read_latent_channels(arch);
   c.intermediate = c.hidden * 8 / 3 / 4 * 4;
   c.gated_attention = arch.boolean("enable_attn_gating", true);
   require(arch.text("activation_type", "swiglu7") == "swiglu7", "{}: only swiglu7 is supported",

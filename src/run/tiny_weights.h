@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cmath>
-#include <filesystem>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <utility>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products in plain C++: where oneDNN is left out, or has no kernel that keeps rows apart.
 #include <algorithm>
-#include <cstring>
 
 #include "ops/cpu/gemm.h"
 #include "ops/cpu/vector_math.h"
