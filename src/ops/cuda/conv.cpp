@@ -67,10 +67,9 @@ void CudaOps::do_conv(const Tensor& x, const ConvWeight& w, const ConvOptions& o
   cuda::ConvArgs args{};
   cuda::ConvShape& shape = args.shape;
   const std::int64_t most = (std::int64_t{1} << 31) - 1024;
-  require(
-      x.numel() / w.in < most && y.numel() / w.out < most && x.dim(2) < most / 2048 && y.dim(2) < most / 2048,
-      "conv: {} → {} is too large for the GPU's kernels; decode in smaller chunks", to_string(x.shape()),
-      to_string(y.shape()));
+  require(x.numel() / w.in < most && y.numel() / w.out < most && x.dim(2) < most / 2 && y.dim(2) < most / 2,
+          "conv: {} → {} is too large for the GPU's kernels; decode in smaller chunks", to_string(x.shape()),
+          to_string(y.shape()));
   for (std::size_t axis = 0; axis < 3; ++axis) {
     shape.in_size[axis] = static_cast<int>(x.shape()[axis]);
     shape.out_size[axis] = static_cast<int>(y.shape()[axis]);
