@@ -17,8 +17,8 @@ AttentionShape read_attention_shape(const ConfigNode& arch, std::int64_t hidden,
   AttentionShape shape;
   shape.head_dim = arch.integer("head_dim", head_dim, 8, 4096);
   require(hidden % shape.head_dim == 0 && shape.head_dim % 8 == 0,
-          "{}: hidden_size {} must be a multiple of head_dim {}, and that of 8", arch.where("head_dim"), hidden,
-          shape.head_dim);
+          "{}: hidden_size {} must be a multiple of head_dim {}, and that of 8", arch.where("head_dim"),
+          hidden, shape.head_dim);
   shape.heads = hidden / shape.head_dim;
   shape.kv_heads = arch.integer("num_query_groups", kv_heads.value_or(shape.heads), 1, kLargest);
   require(shape.heads % shape.kv_heads == 0, "{}: {} heads do not divide into {} query groups",

@@ -53,8 +53,8 @@ struct Velocity {
 /// Intermediate results by name, for tests and for looking inside a model.
 using Probe = std::function<void(std::string_view name, const Tensor& value)>;
 
-/// From an `arch_config`: `head_dim`, which divides `hidden`, and `num_query_groups` (otherwise `kv_heads`; absent:
-/// one for each head).
+/// From an `arch_config`: `head_dim`, which divides `hidden`, and `num_query_groups` (otherwise `kv_heads`;
+/// absent: one for each head).
 AttentionShape read_attention_shape(const ConfigNode& arch, std::int64_t hidden, std::int64_t head_dim,
                                     std::optional<std::int64_t> kv_heads);
 /// From an `arch_config`; the defaults are the release's.

@@ -12,13 +12,14 @@
 #include "io/mapped_file.h"
 #include "io/safetensors.h"
 #include "media/video_writer.h"
+#include "model/latent_stats.h"
 #include "run/pipeline.h"
 #include "sample/noise.h"
 
 namespace magi {
 namespace {
 
-constexpr std::int64_t kVideoChannels = 48, kAudioChannels = 64;
+constexpr std::int64_t kAudioChannels = 64;
 constexpr std::int64_t kPixelsPerCell = 16;
 constexpr double kTrainedSeconds = 10;
 constexpr std::size_t kTitleBytes = 80;
@@ -184,7 +185,7 @@ class Batch {
   void denoise(Clip& clip) {
     const Request& request = clip.task.request;
     Latents noise;
-    noise.video = clip.noise.randn({kVideoChannels, request.latent_frames(), request.height / kPixelsPerCell,
+    noise.video = clip.noise.randn({kLatentChannels, request.latent_frames(), request.height / kPixelsPerCell,
                                     request.width / kPixelsPerCell});
     noise.audio = clip.noise.randn({request.audio_latents(), kAudioChannels});
     const auto record = [&](const StepRecord& step, const Latents&) { clip.report.steps.push_back(step); };
@@ -197,7 +198,7 @@ class Batch {
   void refine(Clip& clip) {
     const Request& request = clip.task.request;
     const Tensor noise =
-        clip.noise.randn({kVideoChannels, 2 * request.latent_frames() - 1,
+        clip.noise.randn({kLatentChannels, 2 * request.latent_frames() - 1,
                           request.refine->height / kPixelsPerCell, request.refine->width / kPixelsPerCell});
     const auto record = [&](const StepRecord& step) { clip.report.refiner_steps.push_back(step); };
     clip.refined = pipeline_.refine(request, clip.text, clip.latents.video, noise, record);
