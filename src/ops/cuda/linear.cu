@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// Linear layers: a product per run of rows of one weight group, then bias, gate and cast in one pass where
+// there are any.
+#include <algorithm>
+
+#include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/matrix_products.h"
+#include "ops/cuda/rows.cuh"
+
+namespace magi {
+namespace {
+
+using namespace cuda;
+
+constexpr int kThreads = 256;
+constexpr std::size_t kScratch = std::size_t{1} << 30;  ///< bytes of waiting products, about
+
+/// What follows the product: p [rows, out] (contiguous) → y.
+struct Finish {
+  const void* p;
+  const float* bias;  ///< or null
+  void* y;
+  std::int64_t y_pitch, rows, out;
+  bool round_first;  ///< a gated epilogue starts from the product rounded to bf16
+};
+
+template <Epilogue kEpilogue>
+__device__ __forceinline__ float gated(float a, float b, bool round_first) {
+  if (round_first) {
+    a = __bfloat162float(__float2bfloat16(a));
+    b = __bfloat162float(__float2bfloat16(b));
+  }
+  if constexpr (kEpilogue == Epilogue::swiglu7) return swiglu7(a, b);
+  return a * sigmoid(a) * b;
+}
+
+/// A thread makes V columns of y.
+template <typename P, typename Y, Epilogue kEpilogue, int V>
+__global__ __launch_bounds__(kThreads) void finish_kernel(const __grid_constant__ Finish f) {
+  constexpr bool kGated = kEpilogue != Epilogue::none;
+  constexpr int kInputs = kGated ? 2 * V : V;
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const std::int64_t per_row = f.out / kInputs, row = i / per_row, column = i % per_row;
+  if (row >= f.rows) return;
+  const auto p = load<P, kInputs>(static_cast<const P*>(f.p) + row * f.out + column * kInputs);
+  float values[kInputs];
+#pragma unroll
+  for (int j = 0; j < kInputs; ++j)
+    values[j] = widen(p.at[j]) + (f.bias ? __ldg(f.bias + column * kInputs + j) : 0.f);
+  Pack<Y, V> result;
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    if constexpr (kGated)
+      result.at[j] = narrow<Y>(gated<kEpilogue>(values[2 * j], values[2 * j + 1], f.round_first));
+    else
+      result.at[j] = narrow<Y>(values[j]);
+  }
+  store(static_cast<Y*>(f.y) + row * f.y_pitch + column * V, result);
+}
+
+template <typename P, typename Y, Epilogue kEpilogue>
+void finish(const Finish& f, bool wide, cudaStream_t stream) {
+  constexpr int kWide = kEpilogue == Epilogue::none ? 8 : 4;
+  const std::int64_t columns = kEpilogue == Epilogue::none ? f.out : f.out / 2;
+  const std::int64_t threads = f.rows * columns / (wide ? kWide : 1);
+  const auto blocks = static_cast<unsigned>((threads + kThreads - 1) / kThreads);
+  if (wide)
+    finish_kernel<P, Y, kEpilogue, kWide><<<blocks, kThreads, 0, stream>>>(f);
+  else
+    finish_kernel<P, Y, kEpilogue, 1><<<blocks, kThreads, 0, stream>>>(f);
+  check_launch("linear");
+}
+
+void finish(const Tensor& p, const float* bias, Epilogue epilogue, bool round_first, Tensor y,
+            cudaStream_t stream) {
+  const std::int64_t out = p.dim(1);
+  const Finish f{p.raw(), bias, y.raw(), y.pitch(), p.dim(0), out, round_first};
+  const bool wide = vectors_fit(p, out, 8) && vectors_fit(y, y.dim(1), epilogue == Epilogue::none ? 8 : 4);
+  with_type(p.dtype(), [&]<typename P>(P) {
+    with_type(y.dtype(), [&]<typename Y>(Y) {
+      if (epilogue == Epilogue::none)
+        finish<P, Y, Epilogue::none>(f, wide, stream);
+      else if (epilogue == Epilogue::swiglu7)
+        finish<P, Y, Epilogue::swiglu7>(f, wide, stream);
+      else
+        finish<P, Y, Epilogue::silu_gate>(f, wide, stream);
+    });
+  });
+}
+
+/// Rows of a run go through in panels, so that waiting products stay small.
+std::int64_t panel_rows(std::int64_t out, DType dtype) {
+  return std::max<std::int64_t>(1024,
+                                static_cast<std::int64_t>(kScratch / (size_of(dtype) * out)) / 1024 * 1024);
+}
+
+}  // namespace
+
+LinearWeight CudaOps::pack_linear(const Tensor& weight, int groups, DType dtype, const Tensor& bias) {
+  require(weight.rank() == 2 && (groups == 1 || groups == kModalities) && weight.dim(0) % groups == 0 &&
+              weight.dim(0) > 0 && weight.dim(1) > 0,
+          "pack_linear: weight {} for {} groups, expected [groups·out, in]", to_string(weight.shape()),
+          groups);
+  require(dtype == DType::f32 || dtype == DType::bf16, "pack_linear: {} is no compute dtype", name_of(dtype));
+  LinearWeight w;
+  w.groups = groups;
+  w.out = weight.dim(0) / groups;
+  w.in = weight.dim(1);
+  w.dtype = dtype;
+  w.data = stream_ ? upload(weight.to(dtype)) : allocate(dtype, weight.shape());
+  if (bias.defined()) {
+    require(bias.numel() == weight.dim(0), "pack_linear: bias {}, expected [{}]", to_string(bias.shape()),
+            weight.dim(0));
+    w.bias = stream_ ? upload(bias.to(DType::f32).reshape({weight.dim(0)}))
+                     : allocate(DType::f32, {weight.dim(0)});
+  }
+  return w;
+}
+
+void CudaOps::do_linear(const Tensor& x, const LinearWeight& w, const Segments& segments, Epilogue epilogue,
+                        Tensor& y) {
+  const cudaStream_t s = stream();
+  if (!products_) products_ = std::make_shared<MatrixProducts>();
+  const bool direct =
+      epilogue == Epilogue::none && !w.bias.defined() && (y.dtype() == w.dtype || y.dtype() == DType::f32);
+  const DType product = w.bias.defined() ? DType::f32 : w.dtype;
+  const RowGroups runs = row_groups(segments, w.groups, x.dim(0));
+  for (int i = 0; i < runs.count; ++i) {
+    const std::int64_t first = i == 0 ? 0 : runs.end[i - 1], end = runs.end[i];
+    const Tensor matrix = w.data.rows(runs.group[i] * w.out, w.out);
+    if (direct) {
+      Tensor to = y.rows(first, end - first);
+      products_->multiply(x.rows(first, end - first), matrix.raw(), w.out, to, s);
+      continue;
+    }
+    const float* bias = w.bias.defined() ? data_of<float>(w.bias) + runs.group[i] * w.out : nullptr;
+    const std::int64_t panel = std::min(panel_rows(w.out, product), end - first);
+    if (panel == 0) continue;
+    Tensor p = arena().alloc(product, {panel, w.out});
+    for (std::int64_t row = first; row < end; row += panel) {
+      const std::int64_t count = std::min(panel, end - row);
+      Tensor part = p.rows(0, count);
+      products_->multiply(x.rows(row, count), matrix.raw(), w.out, part, s);
+      finish(part, bias, epilogue, w.dtype == DType::bf16, y.rows(row, count), s);
+    }
+  }
+}
+
+}  // namespace magi

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Matrix products through cuBLASLt, so that a row's bits do not depend on how many rows there are: one
+// algorithm for each shape of the weights, without splitting the sum over k.
+#pragma once
+
+#include <cublasLt.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace magi::cuda {
+
+class MatrixProducts {
+ public:
+  MatrixProducts();
+
+  /// y [rows, out] = x [rows, in] · w [out, in]ᵀ, sums in f32 (TF32 is off). x and w of one dtype; y of that
+  /// dtype or f32. x and y may have a row pitch. Memory of the current device.
+  void multiply(const Tensor& x, const void* w, std::int64_t out, Tensor& y, cudaStream_t stream);
+
+ private:
+  struct Key {
+    std::int64_t out, in;
+    DType input, output;
+    std::uint32_t x_alignment, w_alignment, y_alignment;  ///< bytes, of pointers and pitches, at most 16
+    auto operator<=>(const Key&) const = default;
+  };
+  const cublasLtMatmulAlgo_t& algorithm(const Key& key);
+
+  std::shared_ptr<cublasLtContext> handle_;
+  std::shared_ptr<void> workspace_;
+  std::map<Key, cublasLtMatmulAlgo_t> algorithms_;
+};
+
+}  // namespace magi::cuda
