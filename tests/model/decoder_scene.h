@@ -7,16 +7,15 @@
 
 #include "model/tokens.h"
 #include "ops/ops.h"
+#include "support/backend.h"
 #include "support/golden.h"
 
 namespace magi {
 
-/// The CPU backend on scratch memory that starts as NaN, so that unwritten elements show.
+/// A backend and its scratch memory.
 class DecoderScene {
  public:
-  DecoderScene() : arena_(Arena::on_host(std::size_t{4} << 30)), ops_(make_cpu_ops(arena_)) {
-    arena_.poison(true);
-  }
+  DecoderScene() : arena_(test_arena()), ops_(make_ops(arena_)) {}
   Ops& ops() { return *ops_; }
   Arena& arena() { return arena_; }
 

@@ -9,13 +9,12 @@
 #include "io/checkpoint.h"
 #include "io/config.h"
 #include "model/preview.h"
+#include "support/backend.h"
 #include "support/compare.h"
 #include "support/golden.h"
 
 namespace magi {
 namespace {
-
-constexpr std::size_t kArenaBytes = std::size_t{4} << 30;
 
 Tensor first_of(const Tensor& t) {  // drops a leading axis of 1
   return t.reshape(Shape(t.shape().begin() + 1, t.shape().end()));
@@ -68,16 +67,15 @@ struct Forward {
 };
 
 Forward run_forward(const GoldenCase& c, DType dtype) {
-  Arena arena = Arena::on_host(kArenaBytes);
-  arena.poison(true);
-  const auto ops = make_cpu_ops(arena);
+  Arena arena = test_arena();
+  const auto ops = make_ops(arena);
   const auto config = golden_config();
   const auto model = load_preview(*ops, *open_checkpoint(golden_model("preview")), config, dtype);
   PreviewRun run(*ops, *model, golden_sequence(c), dtype);
   Forward result;
   result.velocities = run.velocity(c.get("latent"), c.get("audio_latent"), std::stod(c.meta("timestep")),
                                    [&](std::string_view name, const Tensor& value) {
-                                     const Tensor copy = as_f32(value);
+                                     const Tensor copy = as_f32(ops->download(value));
                                      result.probes.try_emplace(std::string(name), copy);
                                    });
   return result;

@@ -8,6 +8,7 @@
 #include "io/checkpoint.h"
 #include "io/config.h"
 #include "model/refiner.h"
+#include "support/backend.h"
 #include "support/compare.h"
 #include "support/golden.h"
 
@@ -77,9 +78,8 @@ Ranges window_ranges(const RefinerConfig& config, LatentGrid grid, std::int64_t 
 }
 
 Velocity run_forward(const GoldenCase& c, DType dtype) {
-  Arena arena = Arena::on_host(std::size_t{4} << 30);
-  arena.poison(true);
-  const auto ops = make_cpu_ops(arena);
+  Arena arena = test_arena();
+  const auto ops = make_ops(arena);
   const auto model = load_refiner(*ops, *open_checkpoint(golden_model("refiner")), golden_config(), dtype);
   const Tensor latent = c.get("latent"), audio = c.get("audio_latent"), text = c.get("text");
   RefinerRun run(*ops, *model, {latent.dim(2), latent.dim(3), latent.dim(4)}, audio.dim(1),

@@ -4,6 +4,7 @@
 #include "io/checkpoint.h"
 #include "io/config.h"
 #include "model/text_encoder.h"
+#include "support/backend.h"
 #include "support/expect_error.h"
 #include "support/golden.h"
 
@@ -41,15 +42,14 @@ class GoldenTextEncoder : public ::testing::Test {
     return pairs;
   }
 
-  Arena arena_ = Arena::on_host(std::size_t{1} << 32);
-  std::unique_ptr<Ops> ops_ = make_cpu_ops(arena_);
+  Arena arena_ = test_arena();
+  std::unique_ptr<Ops> ops_ = make_ops(arena_);
   TextEncoderConfig config_;
   std::shared_ptr<TensorStore> store_;
 };
 
 TEST_F(GoldenTextEncoder, FeaturesF32) {
   GOLDEN_CASE(c, "text_encoder");
-  arena_.poison(true);
   const auto model = load(DType::f32);
   for (const auto& [input, feature] : inputs(c))
     expect_close(feature, model->encode(*ops_, ids(c, input)), sample(c, feature), 1e-4);

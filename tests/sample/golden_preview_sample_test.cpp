@@ -8,6 +8,7 @@
 #include "io/checkpoint.h"
 #include "io/config.h"
 #include "sample/preview_sampler.h"
+#include "support/backend.h"
 #include "support/compare.h"
 #include "support/golden.h"
 
@@ -37,8 +38,7 @@ GuidanceOptions case_guidance(const GoldenCase& c) {
 
 class Bench {
  public:
-  explicit Bench(DType dtype)
-      : dtype_(dtype), arena_(Arena::on_host(std::size_t{4} << 30)), ops_(make_cpu_ops(arena_)) {
+  explicit Bench(DType dtype) : dtype_(dtype), arena_(test_arena()), ops_(make_ops(arena_)) {
     const ConfigNode config(load_config(golden_model("config.json"), golden_model()), "config.json");
     model_ =
         load_preview(*ops_, *open_checkpoint(golden_model("preview")), PreviewConfig::from(config), dtype);

@@ -5,6 +5,7 @@
 #include "io/checkpoint.h"
 #include "io/config.h"
 #include "sample/refiner_sampler.h"
+#include "support/backend.h"
 #include "support/compare.h"
 #include "support/golden.h"
 
@@ -16,8 +17,7 @@ Tensor first_of(const Tensor& t) {
 }
 
 struct Refining {
-  Refining(const GoldenCase& c, DType dtype)
-      : arena(Arena::on_host(std::size_t{4} << 30)), ops(make_cpu_ops(arena)) {
+  Refining(const GoldenCase& c, DType dtype) : arena(test_arena()), ops(make_ops(arena)) {
     const ConfigNode config(load_config(golden_model("config.json"), golden_model()), "config.json");
     model = load_refiner(*ops, *open_checkpoint(golden_model("refiner")), RefinerConfig::from(config), dtype);
     const Tensor latent = c.get("renoised");

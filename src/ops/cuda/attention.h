@@ -25,7 +25,7 @@ struct AttentionArgs {
   bool is_bf16 = true;         ///< else f32
   std::int64_t heads = 0;      ///< a multiple of kv_heads
   std::int64_t kv_heads = 0;
-  std::int64_t head_dim = 0;          ///< at most 512
+  std::int64_t head_dim = 0;          ///< at most 1024
   float scale = 0;                    ///< > 0
   bool causal = false;                ///< within each sample
   std::span<const RowRange> samples;  ///< rows outside every sample are neither read nor written

@@ -189,7 +189,7 @@ struct TensorAttention {
 
 constexpr int kPlainRows = 8;   ///< query rows a block, one a warp
 constexpr int kPlainKeys = 32;  ///< keys a tile, one a lane
-constexpr int kPlainMaxDim = 512;
+constexpr int kPlainMaxDim = 1024;
 
 __device__ __forceinline__ float widen(float x) {
   return x;

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "ops/cuda/rows.cuh"
+
 namespace magi::cuda {
 
 struct MhcArgs {
@@ -23,5 +25,15 @@ struct MhcArgs {
   float pre_eps = 0;
   void* out = nullptr;  ///< [rows, D]
 };
+
+/// Whether the kernel of the release's size takes this: S 4, D 3072, bf16, compute capability 9.x, everything
+/// 16-byte aligned.
+bool mhc_sm90_takes(const MhcArgs& args, DType dtype);
+/// Bytes of scratch for mhc_site_sm90.
+std::int64_t mhc_sm90_scratch(int norm_groups);
+/// Runs as row_groups() makes them for the norm over the streams (one of `norm_groups` weights) and for the
+/// pre-norm.
+void mhc_site_sm90(const MhcArgs& args, int norm_groups, const RowGroups& norm_runs,
+                   const RowGroups& pre_runs, void* scratch, cudaStream_t stream);
 
 }  // namespace magi::cuda
