@@ -20,6 +20,6 @@ add_compile_options($<$<COMPILE_LANGUAGE:CUDA>:-DFMT_USE_CONSTEXPR=1> $<$<COMPIL
 
 # What the CUDA backend links: runtime, matrix products, convolutions and fused attention.
 add_library(magi2_cuda_libraries INTERFACE)
-target_link_libraries(magi2_cuda_libraries INTERFACE CUDA::cudart CUDA::cublasLt ${MAGI2_CUDNN})
+target_link_libraries(magi2_cuda_libraries INTERFACE CUDA::cudart_static CUDA::cublasLt ${MAGI2_CUDNN})
 target_include_directories(magi2_cuda_libraries INTERFACE ${CUDAToolkit_INCLUDE_DIRS})
 target_compile_definitions(magi2_cuda_libraries INTERFACE MAGI2_CUDA=1)

@@ -11,7 +11,9 @@
 #include "cli/progress_bar.h"
 #include "core/log.h"
 #include "io/atomic_file.h"
+#include "ops/devices.h"
 #include "run/batch.h"
+#include "run/compute_device.h"
 
 namespace magi {
 namespace {
@@ -25,6 +27,7 @@ struct GenerateArguments {
   std::int64_t count = 1;
   std::string stats;
   std::string latents;
+  std::string device;
   int threads = 0;
   bool no_audio = false;
   EnhanceArguments enhance;
@@ -70,10 +73,12 @@ void run_generate(GenerateArguments& a) {
   std::vector<ClipTask> tasks = tasks_of(a, root.defaults());
   const bool batch = !tasks.front().label.empty();
 
+  const Device device = a.device.empty() ? default_device() : parse_device(a.device);
+
   ProgressBar progress;
   const InterruptGuard guard(progress);
   if (!a.enhance.url.empty()) enhance_tasks(tasks, a.enhance.options(), progress);
-  const std::vector<Report> reports = generate(root, tasks, progress);
+  const std::vector<Report> reports = generate(root, tasks, progress, device);
   progress.finish();
   if (!a.stats.empty()) write_stats(a.stats, reports, batch);
   std::size_t failed = 0;
@@ -132,6 +137,8 @@ void add_generate_command(CLI::App& app, Work& work) {
   c.add_option("--config", a->config,
                "Configuration of the official schema (default: the root's, else the release's)");
   add_field<std::string>(c, *a, "--dtype", "dtype", "Arithmetic: bf16 (default) or f32");
+  c.add_option("--device", a->device,
+               "Where to compute: cpu, cuda or cuda:N (default: the first GPU, else the CPU)");
   c.add_option("--threads", a->threads, "CPU threads (default: all)")->check(CLI::PositiveNumber);
   c.add_flag("--no-audio", a->no_audio, "No sound track");
   c.add_option("--save-latents", a->latents, "Directory for the latents, as safetensors");

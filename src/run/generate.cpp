@@ -102,8 +102,8 @@ struct Clip {
 
 class Batch {
  public:
-  Batch(const CheckpointRoot& root, std::vector<ClipTask> tasks, Progress& progress)
-      : root_(root), progress_(progress), pipeline_(root, progress) {
+  Batch(const CheckpointRoot& root, std::vector<ClipTask> tasks, Progress& progress, Device device)
+      : root_(root), progress_(progress), pipeline_(root, progress, device) {
     for (ClipTask& task : tasks) clips_.emplace_back(std::move(task));
   }
 
@@ -241,8 +241,9 @@ class Batch {
 
 }  // namespace
 
-std::vector<Report> generate(const CheckpointRoot& root, std::vector<ClipTask> tasks, Progress& progress) {
-  return Batch(root, std::move(tasks), progress).run();
+std::vector<Report> generate(const CheckpointRoot& root, std::vector<ClipTask> tasks, Progress& progress,
+                             Device device) {
+  return Batch(root, std::move(tasks), progress, device).run();
 }
 
 }  // namespace magi

@@ -26,6 +26,7 @@ struct ClipTask {
 /// Makes the clips stage by stage (all texts, then all previews, …), so that each part of the checkpoint is
 /// loaded once and peak memory follows the largest stage. Report i tells of task i; one that failed has its
 /// `error` set, and the others are made all the same. Throws Cancelled alone. No partial file is left.
-std::vector<Report> generate(const CheckpointRoot& root, std::vector<ClipTask> tasks, Progress& progress);
+std::vector<Report> generate(const CheckpointRoot& root, std::vector<ClipTask> tasks, Progress& progress,
+                             Device device = {});
 
 }  // namespace magi

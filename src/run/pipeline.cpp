@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "run/pipeline.h"
 
-#include <unistd.h>
-
 #include "core/log.h"
 #include "io/checkpoint.h"
 #include "media/image_reader.h"
@@ -13,6 +11,8 @@
 #include "model/text_encoder.h"
 #include "model/turbo_decoder.h"
 #include "model/wan_vae.h"
+#include "ops/devices.h"
+#include "run/compute_device.h"
 #include "sample/refine.h"
 #include "sample/refiner_sampler.h"
 #include "text/negative_prompt.h"
@@ -21,12 +21,6 @@
 
 namespace magi {
 namespace {
-
-/// Address space for scratch: more than a stage can use without swapping.
-std::size_t scratch_capacity() {
-  return 2 * static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) *
-         static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-}
 
 /// The released pipeline hands bf16 features and images to its models.
 Tensor rounded_to(DType dtype, const Tensor& values) {
@@ -78,11 +72,8 @@ struct RefinerPart {
 
 }  // namespace
 
-Pipeline::Pipeline(const CheckpointRoot& root, Progress& progress)
-    : root_(root),
-      progress_(progress),
-      arena_(Arena::on_host(scratch_capacity())),
-      ops_(make_cpu_ops(arena_)) {}
+Pipeline::Pipeline(const CheckpointRoot& root, Progress& progress, Device device)
+    : root_(root), progress_(progress), arena_(scratch_arena(device)), ops_(make_ops(arena_)) {}
 
 template <typename T, typename Load>
 T& Pipeline::part(DType dtype, Load load) {

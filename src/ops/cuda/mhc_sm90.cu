@@ -231,6 +231,8 @@ __device__ __forceinline__ float sinkhorn_element(float v) {
   return v;
 }
 
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+
 /// The coefficients: h_pre of every row to shared memory; everything of rows 4·rank… to the state.
 __device__ __forceinline__ void coefficients(Shared& s, const MhcArgs& a, const RowTile& tile,
                                              const cg::cluster_group& cluster) {
@@ -276,9 +278,12 @@ __device__ __forceinline__ void coefficients(Shared& s, const MhcArgs& a, const 
   }
 }
 
-__global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 2)
+#endif
+
+__global__ void __launch_bounds__(kThreads, 2)
     mhc_site_kernel(const __grid_constant__ SiteArgs args, const __grid_constant__ RowGroups norm_runs,
                     const __grid_constant__ RowGroups pre_runs) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) unsigned char memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
   const MhcArgs& a = args.mhc;
@@ -348,6 +353,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 2)
     *reinterpret_cast<uint4*>(static_cast<Bf16*>(a.out) + n * kWidth + column) = pack(x);
   }
   cluster.barrier_wait(std::move(arrival));  // the others may still read this block's sums
+#endif
 }
 
 /// phi·(1 + norm weight) in the order of the tensor cores' A operand: a thread packs a lane's 16 bytes.
@@ -399,8 +405,18 @@ void mhc_site_sm90(const MhcArgs& args, int norm_groups, const RowGroups& norm_r
   check_cuda(cudaFuncSetAttribute(mhc_site_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   static_cast<int>(sizeof(Shared))),
              "mhc_site");
-  mhc_site_kernel<<<static_cast<unsigned>(tiles) * kCluster, kThreads, sizeof(Shared), stream>>>(
-      {args, packed}, norm_runs, pre_runs);
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {kCluster, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = static_cast<unsigned>(tiles) * kCluster;
+  config.blockDim = kThreads;
+  config.dynamicSmemBytes = sizeof(Shared);
+  config.stream = stream;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  check_cuda(cudaLaunchKernelEx(&config, mhc_site_kernel, SiteArgs{args, packed}, norm_runs, pre_runs),
+             "mhc_site");
   check_launch("mhc_site");
 }
 
