@@ -32,7 +32,7 @@ using StepSink = std::function<void(const StepRecord&, const Latents&)>;
 
 class Pipeline {
  public:
-  Pipeline(const CheckpointRoot& root, Progress& progress, Device device);
+  Pipeline(const CheckpointRoot& root, Progress& progress, Device device = {});
 
   TextFeatures encode_text(const Request& request);
   /// Latents [48,1,h,w] of the request's reference images.
