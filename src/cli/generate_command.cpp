@@ -46,11 +46,11 @@ CLI::Option* add_field(CLI::App& command, GenerateArguments& a, const std::strin
 }
 
 /// One clip's report as it is; of a batch, a list.
-void write_stats(const std::string& path, const std::vector<Report>& reports, bool batch) {
+void write_stats(AtomicFile& file, const std::vector<Report>& reports, bool batch) {
   nlohmann::json stats = nlohmann::json::array();
   for (const Report& report : reports) stats.push_back(report.to_json());
-  const std::string text = (batch ? stats : stats.at(0)).dump(2) + "\n";
-  AtomicFile file(path);
+  const std::string text =
+      (batch ? stats : stats.at(0)).dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   file.write(text.data(), text.size());
   file.commit();
 }
@@ -72,6 +72,8 @@ void run_generate(GenerateArguments& a) {
                             a.config.empty() ? std::nullopt : std::optional<std::filesystem::path>(a.config));
   std::vector<ClipTask> tasks = tasks_of(a, root.defaults());
   const bool batch = !tasks.front().label.empty();
+  std::optional<AtomicFile> stats;  // opened before the work
+  if (!a.stats.empty()) stats.emplace(a.stats);
 
   const Device device = a.device.empty() ? default_device() : parse_device(a.device);
 
@@ -80,13 +82,13 @@ void run_generate(GenerateArguments& a) {
   if (!a.enhance.url.empty()) enhance_tasks(tasks, a.enhance.options(), progress);
   const std::vector<Report> reports = generate(root, tasks, progress, device);
   progress.finish();
-  if (!a.stats.empty()) write_stats(a.stats, reports, batch);
+  require(batch || reports.front().error.empty(), "{}", reports.front().error);
+  if (stats) write_stats(*stats, reports, batch);
   std::size_t failed = 0;
   for (std::size_t i = 0; i < tasks.size(); ++i) {
     failed += !reports[i].error.empty();
     if (reports[i].error.empty()) log_info("{}", tasks[i].output.string());
   }
-  require(batch || failed == 0, "{}", reports.front().error);
   require(failed == 0, "{} of {} clips could not be made", failed, tasks.size());
 }
 

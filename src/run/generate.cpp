@@ -108,6 +108,7 @@ class Batch {
   }
 
   std::vector<Report> run() {
+    warn_of_lengths();
     for_each_clip([&](Clip& clip) { check(clip); });
     const auto always = [](const Request&) { return true; };
     const auto with_images = [](const Request& request) { return !request.images.empty(); };
@@ -169,17 +170,23 @@ class Batch {
     clip = std::move(failed);
   }
 
+  void warn_of_lengths() const {
+    for (const Clip& clip : clips_) {
+      const double seconds = clip.task.request.seconds;
+      if (!clip.task.error.empty() || std::abs(seconds - kTrainedSeconds) < 1e-9) continue;
+      log_warning("the released weights were trained on {} s clips; {} s may look and sound worse",
+                  kTrainedSeconds, seconds);
+      return;  // one line is enough for a batch
+    }
+  }
+
   /// What can be known before an hour of computing.
   void check(Clip& clip) {
     require(clip.task.error.empty(), "{}", clip.task.error);
     require(clip.task.output.has_filename(), "\"{}\": the output needs the name of a file",
             clip.task.output.string());
     const AtomicFile writable(clip.task.output);
-    Request& request = clip.task.request;
-    identify_images(request);
-    if (std::abs(request.seconds - kTrainedSeconds) > 1e-9)
-      log_warning("the released weights were trained on {} s clips; {} s may look and sound worse",
-                  kTrainedSeconds, request.seconds);
+    identify_images(clip.task.request);
   }
 
   void denoise(Clip& clip) {
