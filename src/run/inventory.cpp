@@ -19,13 +19,19 @@
 namespace magi {
 namespace {
 
-/// Read-only zeros that take no memory.
+/// Read-only zeros that take no memory. All are one mapping, made anew for a larger tensor.
 Tensor virtual_zeros(DType dtype, const Shape& shape) {
+  static std::shared_ptr<const void> zeros;
+  static std::size_t size = 0;
   const std::size_t bytes = static_cast<std::size_t>(numel(shape)) * size_of(dtype) + 4096;
-  void* memory = mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  require(memory != MAP_FAILED, "cannot reserve {} bytes of address space", bytes);
-  std::shared_ptr<const void> owner(memory, [bytes](const void* p) { munmap(const_cast<void*>(p), bytes); });
-  return Tensor::view(memory, dtype, shape, std::move(owner));
+  if (bytes > size) {
+    const std::size_t room = std::max<std::size_t>(bytes, 1u << 30);
+    void* memory = mmap(nullptr, room, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    require(memory != MAP_FAILED, "cannot reserve {} bytes of address space", room);
+    zeros.reset(memory, [room](const void* p) { munmap(const_cast<void*>(p), room); });
+    size = room;
+  }
+  return Tensor::view(const_cast<void*>(zeros.get()), dtype, shape, zeros);
 }
 
 /// Answers every request with zeros of the expected shape and notes what the real store could not have
