@@ -12,11 +12,9 @@ Tensor readable(std::string_view what, const Tensor& t) {
   return t.dtype() == DType::f32 || t.dtype() == DType::bf16 ? t : t.to(DType::f32);
 }
 
-/// Packs `matrices` equal matrices, stored one after the other; `plan`: only the shape, no memory.
-Tensor pack_matrices(const Tensor& source, std::int64_t matrices, const ColumnTiles& tiles, bool transposed,
-                     bool plan) {
+/// Packs `matrices` equal matrices [depth, columns] (or transposed), stored one after the other.
+Tensor pack_matrices(const Tensor& source, std::int64_t matrices, const ColumnTiles& tiles, bool transposed) {
   const Shape shape{matrices, static_cast<std::int64_t>(tiles.bytes())};
-  if (plan) return Tensor::view(nullptr, DType::u8, shape);
   Tensor packed = Tensor::empty(DType::u8, shape);
   const std::size_t matrix_bytes =
       static_cast<std::size_t>(tiles.depth * tiles.columns) * size_of(source.dtype());
@@ -33,6 +31,11 @@ Tensor pack_matrices(const Tensor& source, std::int64_t matrices, const ColumnTi
   return packed;
 }
 
+/// With a counting arena: the weight's place without memory, and without making kernels.
+Tensor planned(DType dtype, const Tensor& weight) {
+  return Tensor::view(nullptr, dtype, weight.shape());
+}
+
 }  // namespace
 
 LinearWeight CpuOps::pack_linear(const Tensor& weight, int groups, DType dtype, const Tensor& bias) {
@@ -46,8 +49,9 @@ LinearWeight CpuOps::pack_linear(const Tensor& weight, int groups, DType dtype, 
   w.out = weight.dim(0) / groups;
   w.in = weight.dim(1);
   w.dtype = dtype;
-  w.data = pack_matrices(readable("pack_linear", weight), groups, ColumnTiles(dtype, w.in, w.out), true,
-                         arena().counts_only());
+  w.data = arena().counts_only() ? planned(dtype, weight)
+                                 : pack_matrices(readable("pack_linear", weight), groups,
+                                                 ColumnTiles(dtype, w.in, w.out), true);
   if (bias.defined()) {
     require(bias.numel() == weight.dim(0), "pack_linear: bias {}, expected [{}]", to_string(bias.shape()),
             weight.dim(0));
@@ -74,11 +78,16 @@ ExpertWeight CpuOps::pack_experts(const Tensor& gate, const Tensor& up, const Te
   w.dim = dim;
   w.hidden = hidden;
   w.dtype = dtype;
+  if (arena().counts_only()) {
+    w.gate = planned(dtype, gate);
+    w.up = planned(dtype, up);
+    w.down = planned(dtype, down);
+    return w;
+  }
   const ColumnTiles in(dtype, dim, hidden), out(dtype, hidden, dim);
-  const bool plan = arena().counts_only();
-  w.gate = pack_matrices(readable("pack_experts", gate), matrices, in, false, plan);
-  w.up = pack_matrices(readable("pack_experts", up), matrices, in, false, plan);
-  w.down = pack_matrices(readable("pack_experts", down), matrices, out, false, plan);
+  w.gate = pack_matrices(readable("pack_experts", gate), matrices, in, false);
+  w.up = pack_matrices(readable("pack_experts", up), matrices, in, false);
+  w.down = pack_matrices(readable("pack_experts", down), matrices, out, false);
   return w;
 }
 
