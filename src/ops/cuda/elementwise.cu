@@ -28,14 +28,14 @@ __global__ __launch_bounds__(kThreads) void convert_kernel(Rows<const X> x, Rows
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= vectors) return;
   const std::int64_t per_row = width / V, row = i / per_row, column = i % per_row * V;
-  const auto from = load<X, V>(x.data + row * x.pitch + column);
+  const auto from = load_pack<V>(x.data + row * x.pitch + column);
   Y* to = y.data + row * y.pitch + column;
   Pack<Y, V> result;
-  if constexpr (kAdd) result = load<Y, V>(to);
+  if constexpr (kAdd) result = load_pack<V>(to);
 #pragma unroll
   for (int j = 0; j < V; ++j)
-    result.at[j] = narrow<Y>(kAdd ? widen(result.at[j]) + widen(from.at[j]) : widen(from.at[j]));
-  store(to, result);
+    result.v[j] = from_float<Y>(kAdd ? to_float(result.v[j]) + to_float(from.v[j]) : to_float(from.v[j]));
+  store_pack(to, result);
 }
 
 template <bool kAdd>
@@ -46,8 +46,8 @@ void convert(const Tensor& x, Tensor& y, cudaStream_t stream) {
   const bool wide = vectors_fit(x, width, 8) && vectors_fit(y, width, 8);
   const std::int64_t vectors = x.numel() / (wide ? 8 : 1);
   const auto blocks = static_cast<unsigned>((vectors + kThreads - 1) / kThreads);
-  with_type(x.dtype(), [&]<typename X>(X) {
-    with_type(y.dtype(), [&]<typename Y>(Y) {
+  with_element(x.dtype(), [&]<typename X>(X) {
+    with_element(y.dtype(), [&]<typename Y>(Y) {
       const auto from = rows_of<const X>(x);
       const auto to = rows_of<Y>(y);
       if (wide)
@@ -67,19 +67,19 @@ __global__ __launch_bounds__(kThreads) void rms_norm_kernel(Rows<const X> x, Y* 
   const X* from = x.data + row * x.pitch;
   float sum = 0;
   for (int i = threadIdx.x * V; i < width; i += kThreads * V) {
-    const auto values = load<X, V>(from + i);
+    const auto values = load_pack<V>(from + i);
 #pragma unroll
-    for (int j = 0; j < V; ++j) sum = fmaf(widen(values.at[j]), widen(values.at[j]), sum);
+    for (int j = 0; j < V; ++j) sum = fmaf(to_float(values.v[j]), to_float(values.v[j]), sum);
   }
   const float scale = 1.0f / sqrtf(block_sum(sum) / static_cast<float>(width) + eps);
   const float* w = weight + static_cast<std::int64_t>(groups.of(row)) * width;
   for (int i = threadIdx.x * V; i < width; i += kThreads * V) {
-    const auto values = load<X, V>(from + i);
+    const auto values = load_pack<V>(from + i);
     Pack<Y, V> result;
 #pragma unroll
     for (int j = 0; j < V; ++j)
-      result.at[j] = narrow<Y>(widen(values.at[j]) * scale * (__ldg(w + i + j) + 1.0f));
-    store(y + row * width + i, result);
+      result.v[j] = from_float<Y>(to_float(values.v[j]) * scale * (__ldg(w + i + j) + 1.0f));
+    store_pack(y + row * width + i, result);
   }
 }
 
@@ -95,7 +95,7 @@ __global__ __launch_bounds__(kThreads) void embed_kernel(const char* table, std:
 template <typename T>
 __global__ void time_features_kernel(T* x, std::int64_t pitch, const float* features, int width) {
   T* to = x + blockIdx.x * pitch;
-  for (int i = threadIdx.x; i < width; i += blockDim.x) to[i] = narrow<T>(features[i]);
+  for (int i = threadIdx.x; i < width; i += blockDim.x) to[i] = from_float<T>(features[i]);
 }
 
 }  // namespace
@@ -114,11 +114,11 @@ void CudaOps::do_rms_norm(const Tensor& x, const NormWeight& w, const Segments& 
   const int width = static_cast<int>(x.dim(1));
   const auto blocks = static_cast<unsigned>(x.dim(0));
   const bool wide = vectors_fit(x, width, 4) && vectors_fit(y, width, 4);
-  with_type(x.dtype(), [&]<typename X>(X) {
-    with_type(y.dtype(), [&]<typename Y>(Y) {
+  with_element(x.dtype(), [&]<typename X>(X) {
+    with_element(y.dtype(), [&]<typename Y>(Y) {
       const auto kernel = wide ? rms_norm_kernel<X, Y, 4> : rms_norm_kernel<X, Y, 1>;
-      kernel<<<blocks, kThreads, 0, stream()>>>(rows_of<const X>(x), data_of<Y>(y), data_of<float>(w.weight),
-                                                w.eps, width, groups);
+      kernel<<<blocks, kThreads, 0, stream()>>>(rows_of<const X>(x), elements<Y>(y),
+                                                elements<float>(w.weight), w.eps, width, groups);
     });
   });
   check_launch("rms_norm");
@@ -128,18 +128,19 @@ void CudaOps::do_embed(const Tensor& table, const Tensor& ids, Tensor& y) {
   if (y.numel() == 0) return;
   const auto size = static_cast<std::int64_t>(size_of(table.dtype()));
   embed_kernel<<<static_cast<unsigned>(ids.dim(0)), kThreads, 0, stream()>>>(
-      data_of<char>(table), table.pitch() * size, data_of<int>(ids), data_of<char>(y), table.dim(1) * size);
+      elements<char>(table), table.pitch() * size, elements<int>(ids), elements<char>(y),
+      table.dim(1) * size);
   check_launch("embed");
 }
 
 void CudaOps::do_set_time_features(Tensor& x, const Tensor& features, const Segments& segments) {
   const int width = static_cast<int>(features.dim(1));
   if (width == 0) return;
-  with_type(x.dtype(), [&]<typename T>(T) {
+  with_element(x.dtype(), [&]<typename T>(T) {
     for (const Segment& s : segments) {
       if (s.rows == 0) continue;
       time_features_kernel<<<static_cast<unsigned>(s.rows), 128, 0, stream()>>>(
-          data_of<T>(x) + s.first * x.pitch(), x.pitch(), data_of<float>(features) + (s.noised ? width : 0),
+          elements<T>(x) + s.first * x.pitch(), x.pitch(), elements<float>(features) + (s.noised ? width : 0),
           width);
     }
   });

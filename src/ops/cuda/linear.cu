@@ -31,7 +31,7 @@ __device__ __forceinline__ float gated(float a, float b, bool round_first) {
     b = __bfloat162float(__float2bfloat16(b));
   }
   if constexpr (kEpilogue == Epilogue::swiglu7) return swiglu7(a, b);
-  return a * sigmoid(a) * b;
+  return silu<float>(a) * b;
 }
 
 /// A thread makes V columns of y.
@@ -42,20 +42,20 @@ __global__ __launch_bounds__(kThreads) void finish_kernel(const __grid_constant_
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const std::int64_t per_row = f.out / kInputs, row = i / per_row, column = i % per_row;
   if (row >= f.rows) return;
-  const auto p = load<P, kInputs>(static_cast<const P*>(f.p) + row * f.out + column * kInputs);
+  const auto p = load_pack<kInputs>(static_cast<const P*>(f.p) + row * f.out + column * kInputs);
   float values[kInputs];
 #pragma unroll
   for (int j = 0; j < kInputs; ++j)
-    values[j] = widen(p.at[j]) + (f.bias ? __ldg(f.bias + column * kInputs + j) : 0.f);
+    values[j] = to_float(p.v[j]) + (f.bias ? __ldg(f.bias + column * kInputs + j) : 0.f);
   Pack<Y, V> result;
 #pragma unroll
   for (int j = 0; j < V; ++j) {
     if constexpr (kGated)
-      result.at[j] = narrow<Y>(gated<kEpilogue>(values[2 * j], values[2 * j + 1], f.round_first));
+      result.v[j] = from_float<Y>(gated<kEpilogue>(values[2 * j], values[2 * j + 1], f.round_first));
     else
-      result.at[j] = narrow<Y>(values[j]);
+      result.v[j] = from_float<Y>(values[j]);
   }
-  store(static_cast<Y*>(f.y) + row * f.y_pitch + column * V, result);
+  store_pack(static_cast<Y*>(f.y) + row * f.y_pitch + column * V, result);
 }
 
 template <typename P, typename Y, Epilogue kEpilogue>
@@ -76,8 +76,8 @@ void finish(const Tensor& p, const float* bias, Epilogue epilogue, bool round_fi
   const std::int64_t out = p.dim(1);
   const Finish f{p.raw(), bias, y.raw(), y.pitch(), p.dim(0), out, round_first};
   const bool wide = vectors_fit(p, out, 8) && vectors_fit(y, y.dim(1), epilogue == Epilogue::none ? 8 : 4);
-  with_type(p.dtype(), [&]<typename P>(P) {
-    with_type(y.dtype(), [&]<typename Y>(Y) {
+  with_element(p.dtype(), [&]<typename P>(P) {
+    with_element(y.dtype(), [&]<typename Y>(Y) {
       if (epilogue == Epilogue::none)
         finish<P, Y, Epilogue::none>(f, wide, stream);
       else if (epilogue == Epilogue::swiglu7)
@@ -133,7 +133,7 @@ void CudaOps::do_linear(const Tensor& x, const LinearWeight& w, const Segments& 
       products_->multiply(x.rows(first, end - first), matrix.raw(), w.out, to, s);
       continue;
     }
-    const float* bias = w.bias.defined() ? data_of<float>(w.bias) + runs.group[i] * w.out : nullptr;
+    const float* bias = w.bias.defined() ? elements<float>(w.bias) + runs.group[i] * w.out : nullptr;
     const std::int64_t panel = std::min(panel_rows(w.out, product), end - first);
     if (panel == 0) continue;
     Tensor p = arena().alloc(product, {panel, w.out});

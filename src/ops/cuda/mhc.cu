@@ -23,15 +23,15 @@ __device__ void apply_branch(const MhcArgs& a, std::int64_t n, float* row) {
   const T* res = static_cast<const T*>(a.res) + n * a.streams_count * a.streams_count;
   const int s = a.streams_count;
   for (int d = threadIdx.x; d < a.width; d += kThreads) {
-    const float added = widen(branch[d]);
-    for (int from = 0; from < s; ++from) row[from * a.width + d] = widen(streams[from * a.width + d]);
+    const float added = to_float(branch[d]);
+    for (int from = 0; from < s; ++from) row[from * a.width + d] = to_float(streams[from * a.width + d]);
     for (int to = 0; to < s; ++to) {
       float mixed = 0;
       for (int from = 0; from < s; ++from)
-        mixed = fmaf(widen(res[to * s + from]), row[from * a.width + d], mixed);
-      streams[to * a.width + d] = narrow<T>(fmaf(widen(post[to]), added, mixed));
+        mixed = fmaf(to_float(res[to * s + from]), row[from * a.width + d], mixed);
+      streams[to * a.width + d] = from_float<T>(fmaf(to_float(post[to]), added, mixed));
     }
-    for (int from = 0; from < s; ++from) row[from * a.width + d] = widen(streams[from * a.width + d]);
+    for (int from = 0; from < s; ++from) row[from * a.width + d] = to_float(streams[from * a.width + d]);
   }
 }
 
@@ -54,7 +54,7 @@ __global__ __launch_bounds__(kThreads) void site_kernel(const __grid_constant__ 
   if (a.branch) {
     apply_branch<T>(a, n, row);
   } else {
-    for (int i = threadIdx.x; i < width; i += kThreads) row[i] = widen(streams[i]);
+    for (int i = threadIdx.x; i < width; i += kThreads) row[i] = to_float(streams[i]);
   }
   __syncthreads();
   float sum = 0;
@@ -95,13 +95,13 @@ __global__ __launch_bounds__(kThreads) void site_kernel(const __grid_constant__ 
     for (int i = 0; i < columns; ++i)
       h[i] = a.alpha[i < s ? 0 : i < 2 * s ? 1 : 2] * factor * h[i] + a.bias[i];
     for (int i = 0; i < s; ++i) {
-      const T pre = narrow<T>(sigmoid(h[i]));
+      const T pre = from_float<T>(sigmoid(h[i]));
       static_cast<T*>(a.pre)[n * s + i] = pre;
-      h[i] = widen(pre);
-      static_cast<T*>(a.post)[n * s + i] = narrow<T>(2.0f * sigmoid(h[s + i]));
+      h[i] = to_float(pre);
+      static_cast<T*>(a.post)[n * s + i] = from_float<T>(2.0f * sigmoid(h[s + i]));
     }
     sinkhorn(h + 2 * s, s);
-    for (int i = 0; i < s * s; ++i) static_cast<T*>(a.res)[n * s * s + i] = narrow<T>(h[2 * s + i]);
+    for (int i = 0; i < s * s; ++i) static_cast<T*>(a.res)[n * s * s + i] = from_float<T>(h[2 * s + i]);
   }
   __syncthreads();
 
@@ -109,14 +109,15 @@ __global__ __launch_bounds__(kThreads) void site_kernel(const __grid_constant__ 
   for (int d = threadIdx.x; d < a.width; d += kThreads) {
     float mixed = 0;
     for (int from = 0; from < s; ++from) mixed = fmaf(h[from], row[from * a.width + d], mixed);
-    mixed = widen(narrow<T>(mixed));
+    mixed = to_float(from_float<T>(mixed));
     row[d] = mixed;  // this thread's column alone
     sum = fmaf(mixed, mixed, sum);
   }
   const float pre_scale = 1.0f / sqrtf(block_sum(sum) / static_cast<float>(a.width) + a.pre_eps);
   const float* pre_weight = a.pre_weight + static_cast<std::int64_t>(pre_groups.of(n)) * a.width;
   for (int d = threadIdx.x; d < a.width; d += kThreads)
-    static_cast<T*>(a.out)[n * a.width + d] = narrow<T>(row[d] * pre_scale * (__ldg(pre_weight + d) + 1.0f));
+    static_cast<T*>(a.out)[n * a.width + d] =
+        from_float<T>(row[d] * pre_scale * (__ldg(pre_weight + d) + 1.0f));
 }
 
 template <typename... Kernel, typename... Args>
@@ -149,12 +150,12 @@ void CudaOps::do_mhc_site(Tensor& streams, const Tensor& branch, MhcCoefficients
   args.pre = state.pre.raw();
   args.post = state.post.raw();
   args.res = state.res.raw();
-  args.norm_weight = data_of<float>(w.norm.weight);
+  args.norm_weight = elements<float>(w.norm.weight);
   args.norm_eps = w.norm.eps;
-  args.phi = data_of<float>(w.phi);
-  args.alpha = data_of<float>(w.alpha);
-  args.bias = data_of<float>(w.bias);
-  args.pre_weight = data_of<float>(pre_norm.weight);
+  args.phi = elements<float>(w.phi);
+  args.alpha = elements<float>(w.alpha);
+  args.bias = elements<float>(w.bias);
+  args.pre_weight = elements<float>(pre_norm.weight);
   args.pre_eps = pre_norm.eps;
   args.out = n.raw();
   const RowGroups norm_groups = row_groups(segments, w.norm.groups, args.rows);
@@ -164,7 +165,7 @@ void CudaOps::do_mhc_site(Tensor& streams, const Tensor& branch, MhcCoefficients
     return mhc_site_sm90(args, w.norm.groups, norm_groups, pre_groups, scratch.raw(), stream());
   }
   const std::size_t shared = sizeof(float) * static_cast<std::size_t>(s * d + columns);
-  with_type(streams.dtype(), [&]<typename T>(T) {
+  with_element(streams.dtype(), [&]<typename T>(T) {
     launch(site_kernel<T>, args.rows, shared, stream(), "mhc_site", args, norm_groups, pre_groups);
   });
 }
@@ -181,7 +182,7 @@ void CudaOps::do_mhc_finish(Tensor& streams, const Tensor& branch, const MhcCoef
   args.post = const_cast<void*>(state.post.raw());
   args.res = const_cast<void*>(state.res.raw());
   const std::size_t shared = sizeof(float) * static_cast<std::size_t>(args.streams_count) * args.width;
-  with_type(streams.dtype(), [&]<typename T>(T) {
+  with_element(streams.dtype(), [&]<typename T>(T) {
     launch(finish_kernel<T>, args.rows, shared, stream(), "mhc_finish", args);
   });
 }

@@ -297,8 +297,8 @@ __global__ void __launch_bounds__(kThreads, 2)
       s.old[row][column] =
           row >= tile.rows ? 0.f
           : column < kStreams
-              ? widen(static_cast<const Bf16*>(a.post)[n * kStreams + column])
-              : widen(static_cast<const Bf16*>(a.res)[n * kStreams * kStreams + column - kStreams]);
+              ? to_float(static_cast<const Bf16*>(a.post)[n * kStreams + column])
+              : to_float(static_cast<const Bf16*>(a.res)[n * kStreams * kStreams + column - kStreams]);
     }
     __syncthreads();
   }

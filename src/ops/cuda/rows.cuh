@@ -3,64 +3,13 @@
 // of a row.
 #pragma once
 
-#include <cuda_bf16.h>
-
 #include <cstdint>
 
 #include "core/segments.h"
 #include "core/tensor.h"
-#include "ops/cuda/launch.cuh"
+#include "ops/cuda/elements.cuh"
 
 namespace magi::cuda {
-
-using Bf16 = __nv_bfloat16;
-
-/// body(T{}) with the device's element type T of a work dtype.
-template <typename Body>
-void with_type(DType dtype, const Body& body) {
-  if (dtype == DType::bf16)
-    body(Bf16{});
-  else
-    body(float{});
-}
-
-template <typename T>
-T* data_of(Tensor& t) {
-  return static_cast<T*>(t.raw());
-}
-template <typename T>
-const T* data_of(const Tensor& t) {
-  return static_cast<const T*>(t.raw());
-}
-
-__device__ __forceinline__ float widen(float x) {
-  return x;
-}
-__device__ __forceinline__ float widen(Bf16 x) {
-  return __bfloat162float(x);
-}
-template <typename T>
-__device__ __forceinline__ T narrow(float x) {
-  if constexpr (sizeof(T) == 2)
-    return __float2bfloat16(x);
-  else
-    return x;
-}
-
-/// V elements that are loaded and stored at once.
-template <typename T, int V>
-struct alignas(V * sizeof(T)) Pack {
-  T at[V];
-};
-
-template <typename T, int V>
-__device__ __forceinline__ Pack<T, V> load(const T* from) {
-  return *reinterpret_cast<const Pack<T, V>*>(from);
-}
-template <typename T, int V>
-__device__ __forceinline__ void store(T* to, const Pack<T, V>& pack) {
-  *reinterpret_cast<Pack<T, V>*>(to) = pack;
-}
 
 /// Whether rows of this tensor can be read `elements` at a time.
 inline bool vectors_fit(const Tensor& t, std::int64_t width, int elements) {
@@ -70,9 +19,7 @@ inline bool vectors_fit(const Tensor& t, std::int64_t width, int elements) {
 }
 
 __device__ __forceinline__ float warp_sum(float v) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) v += __shfl_xor_sync(0xffffffffu, v, step);
-  return v;
+  return lanes_sum<32>(v);
 }
 
 /// Sum over the block, in every thread; the block has a multiple of 32 threads, at most 1024.
@@ -84,10 +31,6 @@ __device__ __forceinline__ float block_sum(float v) {
   __syncthreads();
   const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
   return warp_sum(lane < warps ? parts[lane] : 0.f);
-}
-
-__device__ __forceinline__ float sigmoid(float x) {
-  return 1.0f / (1.0f + expf(-x));
 }
 
 /// swiglu7(a, b) and silu(a)·b, see Epilogue in ops.h.
