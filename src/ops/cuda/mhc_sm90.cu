@@ -16,12 +16,13 @@ namespace cg = cooperative_groups;
 
 constexpr int kStreams = 4, kWidth = 3072, kColumns = 2 * kStreams + kStreams * kStreams;
 constexpr int kCluster = 8, kSlice = kWidth / kCluster, kRows = 32;
-constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kThreads = 256;
+[[maybe_unused]] constexpr int kWarps = kThreads / 32;
 constexpr int kPitch = kSlice + 8;  ///< elements: ldmatrix meets no bank twice
 constexpr int kSteps = kStreams * kSlice / 16, kStepsPerStream = kSlice / 16;
-constexpr int kTiles = kColumns / 8;      ///< of 8 columns: 8 high terms over 8 low terms
-constexpr int kChunks = kSlice / 8;       ///< 16-byte pieces of a row's slice
-constexpr int kTasks = 4 * kChunks / 32;  ///< a lane's: a warp has 4 rows
+constexpr int kTiles = kColumns / 8;                       ///< of 8 columns: 8 high terms over 8 low terms
+constexpr int kChunks = kSlice / 8;                        ///< 16-byte pieces of a row's slice
+[[maybe_unused]] constexpr int kTasks = 4 * kChunks / 32;  ///< a lane's: a warp has 4 rows
 constexpr int kOldColumns = kStreams + kStreams * kStreams;
 
 struct Shared {
@@ -40,6 +41,9 @@ struct SiteArgs {
   MhcArgs mhc;
   const uint4* phi;  ///< packed: [groups][kCluster][kSteps][kTiles][32]
 };
+
+// Clusters and their shared memory exist from compute capability 9.0 on.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
 /// The rows of a cluster: within one run of norm groups.
 struct RowTile {
@@ -230,8 +234,6 @@ __device__ __forceinline__ float sinkhorn_element(float v) {
   }
   return v;
 }
-
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
 /// The coefficients: h_pre of every row to shared memory; everything of rows 4·rank… to the state.
 __device__ __forceinline__ void coefficients(Shared& s, const MhcArgs& a, const RowTile& tile,
