@@ -12,14 +12,13 @@ if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25.1 does not know that 
   set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
 endif()
 find_package(CUDAToolkit 12.8 REQUIRED)
-find_library(MAGI2_CUDNN cudnn HINTS ${CUDAToolkit_LIBRARY_DIR} REQUIRED)
 
 # nvcc takes fmt's format strings only with its constexpr functions on; it switches them off for nvcc by default.
 add_compile_options($<$<COMPILE_LANGUAGE:CUDA>:-DFMT_USE_CONSTEXPR=1> $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall>
                     $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)
 
-# What the CUDA backend links: runtime, matrix products, convolutions and fused attention.
+# What the CUDA backend links: the runtime and matrix products.
 add_library(magi2_cuda_libraries INTERFACE)
-target_link_libraries(magi2_cuda_libraries INTERFACE CUDA::cudart_static CUDA::cublasLt ${MAGI2_CUDNN})
+target_link_libraries(magi2_cuda_libraries INTERFACE CUDA::cudart_static CUDA::cublasLt)
 target_include_directories(magi2_cuda_libraries INTERFACE ${CUDAToolkit_INCLUDE_DIRS})
 target_compile_definitions(magi2_cuda_libraries INTERFACE MAGI2_CUDA=1)
