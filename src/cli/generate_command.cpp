@@ -75,12 +75,13 @@ void run_generate(GenerateArguments& a) {
   std::optional<AtomicFile> stats;  // opened before the work
   if (!a.stats.empty()) stats.emplace(a.stats);
 
-  const Device device = a.device.empty() ? default_device() : parse_device(a.device);
+  EngineOptions engine;
+  engine.device = a.device.empty() ? default_device() : parse_device(a.device);
 
   ProgressBar progress;
   const InterruptGuard guard(progress);
   if (!a.enhance.url.empty()) enhance_tasks(tasks, a.enhance.options(), progress);
-  const std::vector<Report> reports = generate(root, tasks, progress, device);
+  const std::vector<Report> reports = generate(root, tasks, progress, engine);
   progress.finish();
   require(batch || reports.front().error.empty(), "{}", reports.front().error);
   if (stats) write_stats(*stats, reports, batch);

@@ -102,8 +102,9 @@ struct Clip {
 
 class Batch {
  public:
-  Batch(const CheckpointRoot& root, std::vector<ClipTask> tasks, Progress& progress, Device device)
-      : root_(root), progress_(progress), pipeline_(root, progress, device) {
+  Batch(const CheckpointRoot& root, std::vector<ClipTask> tasks, Progress& progress,
+        const EngineOptions& options)
+      : root_(root), progress_(progress), pipeline_(root, progress, options) {
     for (ClipTask& task : tasks) clips_.emplace_back(std::move(task));
   }
 
@@ -249,8 +250,8 @@ class Batch {
 }  // namespace
 
 std::vector<Report> generate(const CheckpointRoot& root, std::vector<ClipTask> tasks, Progress& progress,
-                             Device device) {
-  return Batch(root, std::move(tasks), progress, device).run();
+                             const EngineOptions& options) {
+  return Batch(root, std::move(tasks), progress, options).run();
 }
 
 }  // namespace magi

@@ -9,6 +9,7 @@
 
 #include "core/progress.h"
 #include "run/components.h"
+#include "run/engine_options.h"
 #include "run/report.h"
 #include "run/request.h"
 
@@ -27,6 +28,6 @@ struct ClipTask {
 /// loaded once and peak memory follows the largest stage. Report i tells of task i; one that failed has its
 /// `error` set, and the others are made all the same. Throws Cancelled alone. No partial file is left.
 std::vector<Report> generate(const CheckpointRoot& root, std::vector<ClipTask> tasks, Progress& progress,
-                             Device device = {});
+                             const EngineOptions& options = {});
 
 }  // namespace magi

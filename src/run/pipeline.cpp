@@ -72,8 +72,8 @@ struct RefinerPart {
 
 }  // namespace
 
-Pipeline::Pipeline(const CheckpointRoot& root, Progress& progress, Device device)
-    : root_(root), progress_(progress), arena_(scratch_arena(device)), ops_(make_ops(arena_)) {}
+Pipeline::Pipeline(const CheckpointRoot& root, Progress& progress, const EngineOptions& options)
+    : root_(root), progress_(progress), arena_(scratch_arena(options.device)), ops_(make_ops(arena_)) {}
 
 template <typename T, typename Load>
 T& Pipeline::part(DType dtype, Load load) {

@@ -17,6 +17,7 @@
 #include "model/tokens.h"
 #include "model/video_decoder.h"
 #include "run/components.h"
+#include "run/engine_options.h"
 #include "run/request.h"
 #include "sample/preview_sampler.h"
 
@@ -32,7 +33,7 @@ using StepSink = std::function<void(const StepRecord&, const Latents&)>;
 
 class Pipeline {
  public:
-  Pipeline(const CheckpointRoot& root, Progress& progress, Device device = {});
+  Pipeline(const CheckpointRoot& root, Progress& progress, const EngineOptions& options = {});
 
   TextFeatures encode_text(const Request& request);
   /// Latents [48,1,h,w] of the request's reference images.
