@@ -43,6 +43,44 @@ void norm(std::string_view op, const NormWeight& w, std::int64_t width) {
   f32(op, "norm weight", w.weight, {w.groups * width});
 }
 
+LinearWeight linear_weight(const Tensor& weight, const Tensor& bias, int groups, DType dtype) {
+  require(weight.rank() == 2 && (groups == 1 || groups == kModalities) && weight.dim(0) % groups == 0 &&
+              weight.dim(0) > 0 && weight.dim(1) > 0,
+          "pack_linear: weight {} for {} groups, expected [groups·out, in]", to_string(weight.shape()),
+          groups);
+  require(dtype == DType::f32 || dtype == DType::bf16, "pack_linear: {} is no compute dtype", name_of(dtype));
+  LinearWeight w;
+  w.groups = groups;
+  w.out = weight.dim(0) / groups;
+  w.in = weight.dim(1);
+  w.dtype = dtype;
+  require(!bias.defined() || bias.numel() == weight.dim(0), "pack_linear: bias {}, expected [{}]",
+          to_string(bias.shape()), weight.dim(0));
+  if (bias.defined()) w.bias = bias.to(DType::f32).reshape({weight.dim(0)});
+  return w;
+}
+
+ExpertWeight expert_weight(const Tensor& gate, const Tensor& up, const Tensor& down, std::int64_t heads,
+                           DType dtype) {
+  require(gate.rank() == 3 && heads > 0 && gate.numel() > 0 && gate.dim(0) % heads == 0,
+          "pack_experts: W_gate {} for {} heads, expected [heads·experts, dim, hidden]",
+          to_string(gate.shape()), heads);
+  const std::int64_t matrices = gate.dim(0), dim = gate.dim(1), hidden = gate.dim(2);
+  require(up.shape() == gate.shape(), "pack_experts: W_up is {}, W_gate {}", to_string(up.shape()),
+          to_string(gate.shape()));
+  require(down.shape() == Shape({matrices, hidden, dim}), "pack_experts: W_down is {}, expected {}",
+          to_string(down.shape()), to_string({matrices, hidden, dim}));
+  require(dtype == DType::f32 || dtype == DType::bf16, "pack_experts: {} is no compute dtype",
+          name_of(dtype));
+  ExpertWeight w;
+  w.heads = heads;
+  w.experts = matrices / heads;
+  w.dim = dim;
+  w.hidden = hidden;
+  w.dtype = dtype;
+  return w;
+}
+
 ConvWeight conv_weight(const Tensor& weight, const Tensor& bias, bool depthwise, bool transposed,
                        DType dtype) {
   const Shape& shape = weight.shape();

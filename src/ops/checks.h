@@ -39,6 +39,14 @@ void segments(std::string_view op, const Segments& list, std::int64_t rows, int 
 
 void norm(std::string_view op, const NormWeight& w, std::int64_t width);
 
+/// What pack_linear of any backend starts with: checks its arguments and fills in all but `data`; bias f32,
+/// on the host.
+LinearWeight linear_weight(const Tensor& weight, const Tensor& bias, int groups, DType dtype);
+
+/// What pack_experts of any backend starts with: checks its arguments and fills in the sizes.
+ExpertWeight expert_weight(const Tensor& gate, const Tensor& up, const Tensor& down, std::int64_t heads,
+                           DType dtype);
+
 /// What pack_conv of any backend starts with: checks its arguments and fills in all but `data`; bias f32, on
 /// the host.
 ConvWeight conv_weight(const Tensor& weight, const Tensor& bias, bool depthwise, bool transposed,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Weights of linear layers and experts → column tiles in the kernels' layout.
+#include "ops/checks.h"
 #include "ops/cpu/cpu_ops.h"
 #include "ops/cpu/gemm.h"
 
@@ -39,52 +40,24 @@ Tensor planned(DType dtype, const Tensor& weight) {
 }  // namespace
 
 LinearWeight CpuOps::pack_linear(const Tensor& weight, int groups, DType dtype, const Tensor& bias) {
-  require(weight.rank() == 2 && (groups == 1 || groups == kModalities) && weight.dim(0) % groups == 0 &&
-              weight.dim(0) > 0 && weight.dim(1) > 0,
-          "pack_linear: weight {} for {} groups, expected [groups·out, in]", to_string(weight.shape()),
-          groups);
-  require(dtype == DType::f32 || dtype == DType::bf16, "pack_linear: {} is no compute dtype", name_of(dtype));
-  LinearWeight w;
-  w.groups = groups;
-  w.out = weight.dim(0) / groups;
-  w.in = weight.dim(1);
-  w.dtype = dtype;
+  LinearWeight w = checks::linear_weight(weight, bias, groups, dtype);
   w.data = arena().counts_only() ? planned(dtype, weight)
                                  : pack_matrices(readable("pack_linear", weight), groups,
                                                  ColumnTiles(dtype, w.in, w.out), true);
-  if (bias.defined()) {
-    require(bias.numel() == weight.dim(0), "pack_linear: bias {}, expected [{}]", to_string(bias.shape()),
-            weight.dim(0));
-    w.bias = bias.to(DType::f32).reshape({weight.dim(0)});
-  }
   return w;
 }
 
 ExpertWeight CpuOps::pack_experts(const Tensor& gate, const Tensor& up, const Tensor& down,
                                   std::int64_t heads, DType dtype) {
-  require(gate.rank() == 3 && heads > 0 && gate.numel() > 0 && gate.dim(0) % heads == 0,
-          "pack_experts: W_gate {} for {} heads, expected [heads·experts, dim, hidden]",
-          to_string(gate.shape()), heads);
-  const std::int64_t matrices = gate.dim(0), dim = gate.dim(1), hidden = gate.dim(2);
-  require(up.shape() == gate.shape(), "pack_experts: W_up is {}, W_gate {}", to_string(up.shape()),
-          to_string(gate.shape()));
-  require(down.shape() == Shape({matrices, hidden, dim}), "pack_experts: W_down is {}, expected {}",
-          to_string(down.shape()), to_string({matrices, hidden, dim}));
-  require(dtype == DType::f32 || dtype == DType::bf16, "pack_experts: {} is no compute dtype",
-          name_of(dtype));
-  ExpertWeight w;
-  w.heads = heads;
-  w.experts = matrices / heads;
-  w.dim = dim;
-  w.hidden = hidden;
-  w.dtype = dtype;
+  ExpertWeight w = checks::expert_weight(gate, up, down, heads, dtype);
   if (arena().counts_only()) {
     w.gate = planned(dtype, gate);
     w.up = planned(dtype, up);
     w.down = planned(dtype, down);
     return w;
   }
-  const ColumnTiles in(dtype, dim, hidden), out(dtype, hidden, dim);
+  const std::int64_t matrices = heads * w.experts;
+  const ColumnTiles in(dtype, w.dim, w.hidden), out(dtype, w.hidden, w.dim);
   w.gate = pack_matrices(readable("pack_experts", gate), matrices, in, false);
   w.up = pack_matrices(readable("pack_experts", up), matrices, in, false);
   w.down = pack_matrices(readable("pack_experts", down), matrices, out, false);

@@ -2,6 +2,7 @@
 // Router and experts: which kernels take a shape, their weights, and their scratch.
 #include <algorithm>
 
+#include "ops/checks.h"
 #include "ops/cuda/check.h"
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/moe.h"
@@ -37,27 +38,12 @@ bool aligned_for_hopper(const Tensor& z) {
 
 ExpertWeight CudaOps::pack_experts(const Tensor& gate, const Tensor& up, const Tensor& down,
                                    std::int64_t heads, DType dtype) {
-  require(gate.rank() == 3 && heads > 0 && gate.numel() > 0 && gate.dim(0) % heads == 0,
-          "pack_experts: W_gate {} for {} heads, expected [heads·experts, dim, hidden]",
-          to_string(gate.shape()), heads);
-  const std::int64_t matrices = gate.dim(0), dim = gate.dim(1), hidden = gate.dim(2);
-  require(up.shape() == gate.shape(), "pack_experts: W_up is {}, W_gate {}", to_string(up.shape()),
-          to_string(gate.shape()));
-  require(down.shape() == Shape({matrices, hidden, dim}), "pack_experts: W_down is {}, expected {}",
-          to_string(down.shape()), to_string({matrices, hidden, dim}));
-  require(dtype == DType::f32 || dtype == DType::bf16, "pack_experts: {} is no compute dtype",
-          name_of(dtype));
-  ExpertWeight w;
-  w.heads = heads;
-  w.experts = matrices / heads;
-  w.dim = dim;
-  w.hidden = hidden;
-  w.dtype = dtype;
+  ExpertWeight w = checks::expert_weight(gate, up, down, heads, dtype);
   const MoeShape shape{1,
                        static_cast<int>(heads),
                        static_cast<int>(w.experts),
-                       static_cast<int>(dim),
-                       static_cast<int>(hidden),
+                       static_cast<int>(w.dim),
+                       static_cast<int>(w.hidden),
                        kPackedTopK};
   if (dtype != DType::bf16 || !stream_ || !cuda::moe_sm90_takes(shape)) {
     const auto load = [&](const Tensor& t) {

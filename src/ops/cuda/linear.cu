@@ -3,6 +3,7 @@
 // there are any.
 #include <algorithm>
 
+#include "ops/checks.h"
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/matrix_products.h"
 #include "ops/cuda/rows.cuh"
@@ -97,23 +98,9 @@ std::int64_t panel_rows(std::int64_t out, DType dtype) {
 }  // namespace
 
 LinearWeight CudaOps::pack_linear(const Tensor& weight, int groups, DType dtype, const Tensor& bias) {
-  require(weight.rank() == 2 && (groups == 1 || groups == kModalities) && weight.dim(0) % groups == 0 &&
-              weight.dim(0) > 0 && weight.dim(1) > 0,
-          "pack_linear: weight {} for {} groups, expected [groups·out, in]", to_string(weight.shape()),
-          groups);
-  require(dtype == DType::f32 || dtype == DType::bf16, "pack_linear: {} is no compute dtype", name_of(dtype));
-  LinearWeight w;
-  w.groups = groups;
-  w.out = weight.dim(0) / groups;
-  w.in = weight.dim(1);
-  w.dtype = dtype;
+  LinearWeight w = checks::linear_weight(weight, bias, groups, dtype);
   w.data = stream_ ? upload(weight.to(dtype)) : allocate(dtype, weight.shape());
-  if (bias.defined()) {
-    require(bias.numel() == weight.dim(0), "pack_linear: bias {}, expected [{}]", to_string(bias.shape()),
-            weight.dim(0));
-    w.bias = stream_ ? upload(bias.to(DType::f32).reshape({weight.dim(0)}))
-                     : allocate(DType::f32, {weight.dim(0)});
-  }
+  if (bias.defined()) w.bias = stream_ ? upload(w.bias) : allocate(DType::f32, w.bias.shape());
   return w;
 }
 
