@@ -7,6 +7,9 @@
 #include <cstring>
 #include <iterator>
 #include <map>
+#include <optional>
+
+#include "core/memory_ledger.h"
 
 namespace magi {
 namespace {
@@ -30,12 +33,32 @@ struct Arena::Pool {
   std::size_t used = 0;
   std::size_t peak = 0;
   std::map<std::size_t, std::size_t> free_blocks;  // offset → bytes, neighbours always merged
+  // Of a host arena, whose address space costs nothing: what its pages may hold, as entered in the ledger.
+  std::optional<std::size_t> committed;
+
+  ~Pool() {
+    if (committed) MemoryLedger::of(device).give_back(*committed);
+  }
+
+  void commit(std::size_t end) {
+    if (!committed || end <= *committed) return;
+    MemoryLedger::of(device).take(end - *committed);
+    committed = end;
+  }
+
+  /// The highest end of any tensor that is there now.
+  std::size_t end_of_use() const {
+    const bool ends_free =
+        !free_blocks.empty() && free_blocks.rbegin()->first + free_blocks.rbegin()->second == capacity;
+    return ends_free ? free_blocks.rbegin()->first : capacity;
+  }
 
   std::size_t take(std::size_t bytes) {
     for (auto block = free_blocks.begin(); block != free_blocks.end(); ++block) {
       if (block->second < bytes) continue;
       const std::size_t offset = block->first;
       const std::size_t rest = block->second - bytes;
+      commit(offset + bytes);
       free_blocks.erase(block);
       if (rest) free_blocks.emplace(offset + bytes, rest);
       used += bytes;
@@ -70,7 +93,9 @@ Arena Arena::on_host(std::size_t capacity_bytes) {
   require(memory != MAP_FAILED, "cannot reserve {} MiB of address space for scratch memory", capacity >> 20);
   std::shared_ptr<const void> owner(memory,
                                     [capacity](const void* p) { munmap(const_cast<void*>(p), capacity); });
-  return over(memory, capacity, Device{}, std::move(owner));
+  Arena arena = over(memory, capacity, Device{}, std::move(owner));
+  arena.pool_->committed = 0;
+  return arena;
 }
 
 Arena Arena::over(void* memory, std::size_t capacity_bytes, Device device,
@@ -119,10 +144,7 @@ void Arena::poison(bool on) {
 }
 
 void Arena::reset_peak() {
-  const auto& blocks = pool_->free_blocks;
-  const bool ends_free =
-      !blocks.empty() && blocks.rbegin()->first + blocks.rbegin()->second == pool_->capacity;
-  pool_->peak = ends_free ? blocks.rbegin()->first : pool_->capacity;
+  pool_->peak = pool_->end_of_use();
 }
 
 void Arena::trim() {
@@ -132,6 +154,10 @@ void Arena::trim() {
     const std::size_t end = std::min((offset + bytes) / kPage * kPage, round_up(pool_->peak, kPage));
     if (end > first) madvise(pool_->memory + first, end - first, MADV_DONTNEED);
   }
+  if (!pool_->committed) return;
+  const std::size_t kept = std::min(*pool_->committed, pool_->end_of_use());
+  MemoryLedger::of(pool_->device).give_back(*pool_->committed - kept);
+  pool_->committed = kept;
 }
 
 }  // namespace magi

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <new>
 
+#include "core/memory_ledger.h"
+
 namespace magi {
 namespace {
 
@@ -60,13 +62,14 @@ std::int64_t numel(const Shape& shape) {
 
 Tensor Tensor::empty(DType dtype, Shape shape) {
   const std::size_t bytes = static_cast<std::size_t>(magi::numel(shape)) * size_of(dtype);
+  auto entry = std::make_shared<LedgerEntry>(Device{}, bytes);
   // Weights and large scratch on huge pages: most of the time of writing new memory once is page faults.
   constexpr std::size_t huge_page = std::size_t{2} << 20;
   const std::align_val_t alignment{bytes < 4 * huge_page ? 64 : huge_page};
   void* memory = ::operator new(bytes + 64, alignment);  // slack: vector loads may run past the last element
   if (bytes >= 4 * huge_page) madvise(memory, bytes, MADV_HUGEPAGE);  // a hint: failure changes nothing
   std::shared_ptr<const void> owner(
-      memory, [alignment](const void* p) { ::operator delete(const_cast<void*>(p), alignment); });
+      memory, [alignment, entry](const void* p) { ::operator delete(const_cast<void*>(p), alignment); });
   return view(memory, dtype, std::move(shape), std::move(owner));
 }
 

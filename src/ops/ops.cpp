@@ -58,10 +58,18 @@ std::unique_ptr<OpClock> Ops::make_clock() {
   return std::make_unique<HostClock>();
 }
 
+std::unique_ptr<Transfer> Ops::make_transfer(int, std::size_t) {
+  return nullptr;
+}
+
+std::shared_ptr<std::byte> Ops::host_memory(std::size_t bytes) {
+  const auto memory = std::make_shared<Tensor>(Tensor::empty(DType::u8, {static_cast<std::int64_t>(bytes)}));
+  return {memory, static_cast<std::byte*>(memory->raw())};
+}
+
 void Ops::run(const OpCost& cost, const std::function<void()>& implementation) {
-  if (arena_->counts_only()) return;
   if (observer_) observer_->begin(cost);
-  implementation();
+  if (!arena_->counts_only()) implementation();
   if (observer_) observer_->end();
 }
 

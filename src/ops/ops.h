@@ -22,6 +22,7 @@
 #include "core/arena.h"
 #include "core/segments.h"
 #include "core/tensor.h"
+#include "ops/transfer.h"
 
 namespace magi {
 
@@ -128,7 +129,8 @@ struct ChannelNorm {
   Activation activation = Activation::none;
 };
 
-/// Called before and after each operation with its cost; profilers and benchmarks attach here.
+/// Called before and after each operation with its cost; profilers and benchmarks attach here. With a
+/// counting arena too, where nothing happens in between.
 struct OpCost {
   std::string_view name;
   double flops = 0;
@@ -184,6 +186,11 @@ class Ops {
   virtual Tensor download(const Tensor& device) = 0;
   /// Overwrites `destination` (arena or uploaded memory) with a host tensor of the same shape and dtype.
   virtual void copy_in(Tensor destination, const Tensor& host) = 0;
+  /// Slots of device memory to stream weights through; null where the host's memory is the device's.
+  virtual std::unique_ptr<Transfer> make_transfer(int slots, std::size_t slot_bytes);
+  /// Host memory that copies to the device can run from beside all else (page-locked for a GPU), 64-byte
+  /// aligned.
+  virtual std::shared_ptr<std::byte> host_memory(std::size_t bytes);
 
   // -- transformer
 
@@ -202,8 +209,8 @@ class Ops {
   /// Rows of `table` [V, D] chosen by ids [N] i32 → [N, D].
   Tensor embed(const Tensor& table, const Tensor& ids);
 
-  /// Overwrites channels 0…C'−1 of x [N, C] (f32 or bf16) by features [2, C'] f32: row 1 for noised segments, row 0 for
-  /// others.
+  /// Overwrites channels 0…C'−1 of x [N, C] (f32 or bf16) by features [2, C'] f32: row 1 for noised segments,
+  /// row 0 for others.
   void set_time_features(Tensor x, const Tensor& features, const Segments& segments);
 
   /// x in another float dtype, or a copy in the same one.

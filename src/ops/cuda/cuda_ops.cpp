@@ -2,6 +2,7 @@
 // Devices, memory and transfers of the CUDA backend.
 #include "ops/cuda/cuda_ops.h"
 
+#include "core/memory_ledger.h"
 #include "ops/cuda/check.h"
 #include "ops/devices.h"
 
@@ -12,6 +13,7 @@ using cuda::check_cuda;
 
 std::shared_ptr<void> device_memory(int device, std::size_t bytes) {
   check_cuda(cudaSetDevice(device), "choosing the CUDA device");
+  auto entry = std::make_shared<LedgerEntry>(Device{Device::Kind::cuda, device}, bytes);
   void* memory = nullptr;
   const cudaError_t status = cudaMalloc(&memory, bytes > 0 ? bytes : 1);
   if (status == cudaErrorMemoryAllocation) {
@@ -21,7 +23,7 @@ std::shared_ptr<void> device_memory(int device, std::size_t bytes) {
     fail("cuda:{}: {} MiB are needed, {} of {} MiB are free", device, bytes >> 20, free >> 20, total >> 20);
   }
   check_cuda(status, "allocating device memory");
-  return {memory, [device](void* p) {
+  return {memory, [device, entry](void* p) {
             cudaSetDevice(device);
             cudaFree(p);
           }};

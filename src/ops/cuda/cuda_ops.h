@@ -29,6 +29,8 @@ class CudaOps final : public Ops {
   Tensor upload(const Tensor& host) override;
   Tensor download(const Tensor& device) override;
   void copy_in(Tensor destination, const Tensor& host) override;
+  std::unique_ptr<Transfer> make_transfer(int slots, std::size_t slot_bytes) override;
+  std::shared_ptr<std::byte> host_memory(std::size_t bytes) override;
 
  protected:
   void do_linear(const Tensor& x, const LinearWeight& w, const Segments& segments, Epilogue epilogue,
