@@ -7,6 +7,7 @@
 #include <chrono>
 
 #include "ops/checks.h"
+#include "ops/nvfp4.h"
 
 namespace magi {
 namespace {
@@ -281,6 +282,13 @@ Routing Ops::route(const Tensor& z, const Tensor& gate, const Tensor& bias, std:
   return routing;
 }
 
+ExpertWeight Ops::upload_experts(ExpertWeight host) {
+  checks::tensor("upload_experts", "nvfp4", host.nvfp4, {host.heads, nvfp4_layout(host).head_bytes()}, true);
+  checks::dtype("upload_experts", "nvfp4", host.nvfp4, {DType::u8});
+  host.nvfp4 = upload(host.nvfp4);
+  return host;
+}
+
 Tensor Ops::experts(const Tensor& z, const Routing& routing, const ExpertWeight& w) {
   checks::tensor("experts", "z", z, {-1, w.heads * w.dim});
   checks::dtype("experts", "z", z, {w.dtype});
@@ -290,7 +298,7 @@ Tensor Ops::experts(const Tensor& z, const Routing& routing, const ExpertWeight&
   Tensor y = arena().alloc(z.dtype(), z.shape());
   const double flops =
       6.0 * static_cast<double>(routing.index.numel()) * static_cast<double>(w.dim * w.hidden);
-  run({"experts", flops, checks::bytes({&z, &w.gate, &w.up, &w.down, &y})},
+  run({"experts", flops, checks::bytes({&z, &w.gate, &w.up, &w.down, &w.nvfp4, &y})},
       [&] { do_experts(z, routing, w, y); });
   return y;
 }

@@ -47,6 +47,9 @@ struct ExpertWeight {
   std::int64_t hidden = 0;   ///< d_expert
   DType dtype = DType::f32;
   Tensor gate, up, down;  ///< layout is the backend's
+  /// u8 [heads, Nvfp4Layout::head_bytes()]: four-bit experts (ops/nvfp4.h), the same bytes on every backend;
+  /// gate, up and down are undefined then.
+  Tensor nvfp4;
 };
 
 /// Weights of a convolution over [T,H,W,C] (1-D data: T = H = 1). Kernel [kt,kh,kw]; `depthwise` has one
@@ -177,6 +180,8 @@ class Ops {
   /// (input-major).
   virtual ExpertWeight pack_experts(const Tensor& gate, const Tensor& up, const Tensor& down,
                                     std::int64_t heads, DType dtype) = 0;
+  /// Experts whose `nvfp4` lies on the host → where the backend computes.
+  ExpertWeight upload_experts(ExpertWeight host);
   /// weight as PyTorch stores it: conv [out, in/groups, k…], transposed [in, out, k…], 1 to 3 kernel axes.
   virtual ConvWeight pack_conv(const Tensor& weight, const Tensor& bias, bool depthwise, bool transposed,
                                DType dtype) = 0;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "ops/nvfp4.h"
 #include "ops_testing.h"
 #include "support/expect_error.h"
 
@@ -139,6 +140,21 @@ TEST_P(ExpertsTest, EqualsDoublePrecision) {
       }
     }
     EXPECT_LT(relative_error(ops_->experts(z, routing, packed), expected), tolerance(dtype()))
+        << s.rows << " rows, " << s.experts << " experts " << s.dim << "×" << s.hidden;
+  }
+}
+
+TEST_P(ExpertsTest, FourBitWeightsEqualTheirNumbersBitForBit) {
+  for (const Sizes s :
+       {Sizes{1, 1, 1, 4, 6, 1}, {40, 2, 5, 24, 40, 3}, {200, 2, 3, 48, 100, 2}, {150, 1, 3, 256, 1280, 2}}) {
+    const Weights w = random_experts(dtype(), s);
+    const ExpertWeight packed = ops_->upload_experts(nvfp4_experts(w.gate, w.up, w.down, s.heads, dtype()));
+    const PlainExperts numbers = dequantize_experts(static_cast<const std::byte*>(packed.nvfp4.raw()),
+                                                    s.heads * s.experts, nvfp4_layout(packed));
+    const ExpertWeight plain = ops_->pack_experts(numbers.gate, numbers.up, numbers.down, s.heads, dtype());
+    const Tensor z = random({s.rows, s.heads * s.dim}, 1);
+    const Routing routing = skewed_routing(s, 2);
+    EXPECT_TRUE(same_bytes(ops_->experts(z, routing, packed), ops_->experts(z, routing, plain)))
         << s.rows << " rows, " << s.experts << " experts " << s.dim << "×" << s.hidden;
   }
 }

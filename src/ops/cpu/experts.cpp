@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Routed experts. Rows are sorted by expert and gathered into row tiles; a tile's result for a row is that of
 // the row alone. Results wait in f32 until all choices of a row are there and are then summed in order of
-// choice.
+// choice. Four-bit weights are unpacked column tile by column tile as they are needed, into one thread's
+// cache.
 #include <omp.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "ops/cpu/cpu_ops.h"
 #include "ops/cpu/gemm.h"
 #include "ops/cpu/vector_math.h"
+#include "ops/nvfp4.h"
 
 namespace magi {
 namespace {
@@ -134,6 +137,7 @@ class Experts {
   struct Thread {
     Gemm::Worker multiply_in, multiply_out;
     Tensor rows, gate, up, hidden, result;
+    Tensor columns, tile;  ///< NVFP4: a column tile's weights as numbers, and in the kernel's layout
 
     explicit Thread(const Experts& e)
         : multiply_in(*e.in_.gemm),
@@ -142,7 +146,15 @@ class Experts {
           gate(Tensor::empty(DType::f32, {kTileRows, e.in_.gemm->n()})),
           up(Tensor::empty(DType::f32, {kTileRows, e.in_.gemm->n()})),
           hidden(Tensor::zeros(e.out_.gemm->input(), {kTileRows, e.out_.gemm->k()})),
-          result(Tensor::empty(DType::f32, {kTileRows, e.out_.gemm->n()})) {}
+          result(Tensor::empty(DType::f32, {kTileRows, e.out_.gemm->n()})) {
+      if (!e.w_.nvfp4.defined()) return;
+      const Gemm &in = *e.in_.gemm, &out = *e.out_.gemm;
+      columns = Tensor::empty(
+          DType::u8, {std::max(in.n() * in.k() * static_cast<std::int64_t>(size_of(in.input())),
+                               out.n() * out.k() * static_cast<std::int64_t>(size_of(out.input())))});
+      tile = Tensor::empty(DType::u8,
+                           {static_cast<std::int64_t>(std::max(in.packed_bytes(), out.packed_bytes()))});
+    }
   };
 
   void run_panel(std::int64_t first_row, std::int64_t rows, std::int64_t first_head, std::int64_t heads) {
@@ -189,22 +201,48 @@ class Experts {
           static_cast<std::byte*>(thread.rows.raw()) + static_cast<std::size_t>(r * in_.gemm->k()) * row_size,
           thread.rows.dtype(), 1, in_.gemm->k());
     }
-    const auto* gate = static_cast<const std::byte*>(w_.gate.raw()) + matrix * in_.bytes();
-    const auto* up = static_cast<const std::byte*>(w_.up.raw()) + matrix * in_.bytes();
     for (std::int64_t column = 0; column < in_.count; ++column) {
-      thread.multiply_in(thread.rows.raw(), in_.tile(gate, column), thread.gate.data<float>(), tile.rows);
-      thread.multiply_in(thread.rows.raw(), in_.tile(up, column), thread.up.data<float>(), tile.rows);
+      thread.multiply_in(thread.rows.raw(), weights(ExpertMatrix::gate, matrix, column, thread),
+                         thread.gate.data<float>(), tile.rows);
+      thread.multiply_in(thread.rows.raw(), weights(ExpertMatrix::up, matrix, column, thread),
+                         thread.up.data<float>(), tile.rows);
       activate_tile(column * in_.gemm->n(), tile.rows, thread);
     }
-    const auto* down = static_cast<const std::byte*>(w_.down.raw()) + matrix * out_.bytes();
     for (std::int64_t column = 0; column < out_.count; ++column) {
-      thread.multiply_out(thread.hidden.raw(), out_.tile(down, column), thread.result.data<float>(),
-                          tile.rows);
+      thread.multiply_out(thread.hidden.raw(), weights(ExpertMatrix::down, matrix, column, thread),
+                          thread.result.data<float>(), tile.rows);
       for (std::int64_t r = 0; r < tile.rows; ++r) {
         std::copy_n(thread.result.data<float>() + r * out_.gemm->n(), out_.width(column),
                     results(batch_head, choices[r]) + column * out_.gemm->n());
       }
     }
+  }
+
+  /// Column tile `column` of expert `matrix` in the kernel's layout.
+  const void* weights(ExpertMatrix m, std::size_t matrix, std::int64_t column, Thread& thread) const {
+    const ColumnTiles& tiles = m == ExpertMatrix::down ? out_ : in_;
+    if (!w_.nvfp4.defined()) {
+      const Tensor& packed = m == ExpertMatrix::gate ? w_.gate : m == ExpertMatrix::up ? w_.up : w_.down;
+      return tiles.tile(static_cast<const std::byte*>(packed.raw()) + matrix * tiles.bytes(), column);
+    }
+    const Nvfp4Layout layout = nvfp4_layout(w_);
+    const auto* expert = static_cast<const std::byte*>(w_.nvfp4.raw()) +
+                         matrix * static_cast<std::size_t>(layout.expert_bytes());
+    const Gemm& gemm = *tiles.gemm;
+    const std::int64_t first = column * gemm.n(), count = tiles.width(column),
+                       padding = (gemm.n() - count) * gemm.k();
+    const auto unpack = [&](auto* to) {
+      dequantize_columns(expert, layout, m, first, count, to, gemm.k());
+      std::memset(static_cast<void*>(to + count * gemm.k()), 0,
+                  static_cast<std::size_t>(padding) * sizeof *to);
+    };
+    void* columns = thread.columns.raw();
+    if (gemm.input() == DType::f32)
+      unpack(static_cast<float*>(columns));
+    else
+      unpack(static_cast<bf16*>(columns));
+    gemm.pack(columns, true, thread.tile.raw());
+    return thread.tile.raw();
   }
 
   /// Columns from `first` on; padding gives zeros, since its products are zero.

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// NVFP4: weights in four bits. A value is an E2M1 number (0, ½, 1, 1½, 2, 3, 4, 6 and negatives) times the
+// E4M3 scale of its block of 16 along the depth (the axis that a product sums over) times the scale of its
+// matrix, a power of two. E2M1·E4M3 has at most six significant bits, so every weight is exact in bf16, and
+// the scales may be folded in anywhere.
+//
+// The bytes are the same on every backend, in host memory and in files: Nvfp4Layout alone knows where a value
+// lies.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/tensor.h"
+
+namespace magi {
+
+struct ExpertWeight;
+
+inline constexpr std::int64_t kNvfp4Block = 16;
+
+/// Value of an E2M1 code: bit 3 sign, bits 2–1 exponent, bit 0 mantissa. Higher bits must be 0.
+float e2m1_value(unsigned code);
+/// Nearest E2M1 code, ties to the even one; beyond 6: ±6; zero always as code 0.
+unsigned e2m1_code(float value);
+/// Value of an E4M3 code (bias 7, no infinities; 0x7f and 0xff are NaN).
+float e4m3_value(std::uint8_t code);
+/// Nearest E4M3 code, ties to even; beyond 448: ±448.
+std::uint8_t e4m3_code(float value);
+
+/// Which matrix of an expert: gate and up [hidden columns, dim deep], down [dim columns, hidden deep].
+enum class ExpertMatrix : std::uint8_t { gate, up, down };
+
+/// Where an expert's numbers lie. An expert is one run of bytes, the experts of a head lie one after the
+/// other, and heads too: both are units of streaming and of sharing out. The last block along a depth that is
+/// no multiple of 16 is filled up with zeros.
+struct Nvfp4Layout {
+  std::int64_t experts = 0;  ///< a head
+  std::int64_t dim = 0;      ///< d_head
+  std::int64_t hidden = 0;   ///< d_expert
+
+  constexpr std::int64_t columns(ExpertMatrix m) const { return m == ExpertMatrix::down ? dim : hidden; }
+  constexpr std::int64_t depth(ExpertMatrix m) const { return m == ExpertMatrix::down ? hidden : dim; }
+  constexpr std::int64_t blocks(ExpertMatrix m) const { return (depth(m) + kNvfp4Block - 1) / kNvfp4Block; }
+
+  /// Bytes from the expert's first one to the eight bytes of a block's values: depths 16·block … +15 of
+  /// `column`.
+  constexpr std::int64_t values_at(ExpertMatrix m, std::int64_t column, std::int64_t block) const {
+    return first_value(m) + (column * blocks(m) + block) * 8;
+  }
+  /// … to the block's scale, E4M3.
+  constexpr std::int64_t scale_at(ExpertMatrix m, std::int64_t column, std::int64_t block) const {
+    return first_scale(m) + column * blocks(m) + block;
+  }
+  /// … to the matrix' scale, f32.
+  constexpr std::int64_t matrix_scale_at(ExpertMatrix m) const {
+    return round_up(first_scale(ExpertMatrix::down) + count(ExpertMatrix::down), 16) +
+           4 * static_cast<std::int64_t>(m);
+  }
+  /// Which of a block's 16 nibbles holds value `k`: nibble i is byte i / 2, its low half where i is even.
+  static constexpr int nibble_of(int k) { return k; }
+
+  /// A multiple of 128.
+  constexpr std::int64_t expert_bytes() const {
+    return round_up(matrix_scale_at(ExpertMatrix::gate) + 16, 128);
+  }
+  constexpr std::int64_t head_bytes() const { return experts * expert_bytes(); }
+
+ private:
+  static constexpr std::int64_t round_up(std::int64_t n, std::int64_t multiple) {
+    return (n + multiple - 1) / multiple * multiple;
+  }
+  /// Blocks of a matrix.
+  constexpr std::int64_t count(ExpertMatrix m) const { return columns(m) * blocks(m); }
+  /// Values of gate, up and down, then their scales, then the matrices' scales.
+  constexpr std::int64_t first_value(ExpertMatrix m) const {
+    return (m == ExpertMatrix::gate ? 0
+            : m == ExpertMatrix::up ? count(ExpertMatrix::gate)
+                                    : 2 * count(ExpertMatrix::gate)) *
+           8;
+  }
+  constexpr std::int64_t first_scale(ExpertMatrix m) const {
+    return round_up((2 * count(ExpertMatrix::gate) + count(ExpertMatrix::down)) * 8, 16) + first_value(m) / 8;
+  }
+};
+
+Nvfp4Layout nvfp4_layout(const ExpertWeight& w);
+
+/// How far quantised weights are from the original ones.
+struct QuantError {
+  double squared_error = 0, squared_norm = 0;
+  void add(const QuantError& other) {
+    squared_error += other.squared_error;
+    squared_norm += other.squared_norm;
+  }
+  /// √(Σ error² / Σ weight²), 0 for zeros.
+  double relative_rms() const;
+};
+
+/// W_gate, W_up [n, dim, hidden], W_down [n, hidden, dim] of n experts on the host, input-major, any float
+/// dtype → their NVFP4 bytes, one expert after the other, at `to` (n · expert_bytes(); padding is zero).
+/// Throws Error for a value that is not finite or beyond ±2^120. The same bytes on any number of threads and
+/// any instruction set.
+QuantError quantize_experts(const Tensor& gate, const Tensor& up, const Tensor& down, std::byte* to);
+
+/// The reverse: bf16 tensors [n, dim, hidden], [n, dim, hidden], [n, hidden, dim] of experts that lie one
+/// after the other.
+struct PlainExperts {
+  Tensor gate, up, down;
+};
+PlainExperts dequantize_experts(const std::byte* from, std::int64_t n, const Nvfp4Layout& layout);
+
+/// All experts of a layer on the host, to be given to Ops::upload_experts. `gate` … as Ops::pack_experts
+/// takes them.
+ExpertWeight nvfp4_experts(const Tensor& gate, const Tensor& up, const Tensor& down, std::int64_t heads,
+                           DType dtype);
+
+/// A matrix [columns, depth], as linear layers have it. Values [columns, ⌈depth/16⌉·8] u8, scales [columns,
+/// ⌈depth/16⌉] u8, matrix scale [1] f32; nibbles as Nvfp4Layout::nibble_of says.
+struct Nvfp4Matrix {
+  Tensor values, scales, matrix_scale;
+};
+Nvfp4Matrix quantize_matrix(const Tensor& matrix, QuantError* error = nullptr);
+/// bf16 [columns, depth]. Shapes must agree with `depth`.
+Tensor dequantize_matrix(const Nvfp4Matrix& matrix, std::int64_t depth);
+
+/// Depths 0 … depth−1 of `count` columns from `first` on, for kernels: to [count, pitch], zeros behind
+/// `depth`. `expert`: an expert's first byte.
+void dequantize_columns(const std::byte* expert, const Nvfp4Layout& layout, ExpertMatrix m,
+                        std::int64_t first, std::int64_t count, float* to, std::int64_t pitch);
+void dequantize_columns(const std::byte* expert, const Nvfp4Layout& layout, ExpertMatrix m,
+                        std::int64_t first, std::int64_t count, bf16* to, std::int64_t pitch);
+
+}  // namespace magi
