@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/group.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace magi {
+namespace {
+
+class SoloTransport final : public Transport {
+ public:
+  int rank() const override { return 0; }
+  int size() const override { return 1; }
+  std::unique_ptr<Transfer> start(std::vector<Part>, std::vector<Part>, const std::string& what) override {
+    fail("{}: there is no other rank", what);
+  }
+};
+
+class Done final : public Transfer {
+ public:
+  void wait(double) override {}
+};
+
+std::vector<Part> blocks(const Tensor& whole, int count, std::string_view what) {
+  require(whole.contiguous() && whole.numel() % count == 0, "{}: a tensor {} among {} ranks", what,
+          to_string(whole.shape()), count);
+  const Tensor rows = whole.reshape({count, whole.numel() / count});
+  std::vector<Part> parts;
+  for (int r = 0; r < count; ++r) parts.push_back({r, rows.rows(r, 1)});
+  return parts;
+}
+
+std::vector<Part> numbered(const std::vector<Tensor>& tensors) {
+  std::vector<Part> parts;
+  for (std::size_t r = 0; r < tensors.size(); ++r) parts.push_back({static_cast<int>(r), tensors[r]});
+  return parts;
+}
+
+/// The same data for every rank.
+std::vector<Part> copies(const Tensor& data, int count) {
+  std::vector<Part> parts;
+  for (int r = 0; r < count; ++r) parts.push_back({r, data});
+  return parts;
+}
+
+Tensor bytes_of(const std::string& text) {
+  return Tensor::of<std::uint8_t>({reinterpret_cast<const std::uint8_t*>(text.data()), text.size()},
+                                  {static_cast<std::int64_t>(text.size())});
+}
+
+std::string text_of(const Tensor& bytes) {
+  return {reinterpret_cast<const char*>(bytes.raw()), bytes.bytes()};
+}
+
+}  // namespace
+
+void Transport::copy(Tensor to, const Tensor& from) {
+  if (from.bytes() && from.raw() != to.raw()) std::memcpy(to.raw(), from.raw(), from.bytes());
+}
+
+void Transport::count(const std::string& what, const std::vector<Part>& send,
+                      const std::vector<Part>& receive) {
+  Traffic& t = traffic_[what];
+  ++t.calls;
+  for (const Part& p : send) t.bytes_sent += static_cast<std::int64_t>(p.data.bytes());
+  for (const Part& p : receive) t.bytes_received += static_cast<std::int64_t>(p.data.bytes());
+}
+
+Group::Group() : transport_(std::make_shared<SoloTransport>()), name_("solo"), members_{0} {}
+
+Group::Group(std::shared_ptr<Transport> transport, std::string name)
+    : transport_(std::move(transport)), name_(std::move(name)), rank_(transport_->rank()) {
+  for (int r = 0; r < transport_->size(); ++r) members_.push_back(r);
+}
+
+Group Group::subgroup(const std::vector<int>& ranks, std::string name) const {
+  Group group(*this);
+  group.name_ = std::move(name);
+  group.members_.clear();
+  group.rank_ = -1;
+  for (const int r : ranks) {
+    if (r == rank_) group.rank_ = group.size();
+    group.members_.push_back(world_rank(r));
+  }
+  require(group.rank_ >= 0, "group {}: rank {} makes a group without itself", group.name_, rank_);
+  return group;
+}
+
+std::unique_ptr<Transfer> Group::start_exchange(std::vector<Part> send, std::vector<Part> receive,
+                                                std::string_view what) const {
+  std::vector<Tensor> own_send, own_receive;
+  const auto foreign = [&](std::vector<Part>& parts, std::vector<Tensor>& own) {
+    std::vector<Part> others;
+    for (Part& p : parts) {
+      require(p.rank >= 0 && p.rank < size(), "{} of {}: there is no rank {}", what, name_, p.rank);
+      if (!p.data.defined() || p.data.bytes() == 0) continue;
+      require(p.data.contiguous(), "{} of {}: a part {} with a row pitch", what, name_,
+              to_string(p.data.shape()));
+      if (p.rank == rank_)
+        own.push_back(std::move(p.data));
+      else
+        others.push_back({world_rank(p.rank), std::move(p.data)});
+    }
+    parts = std::move(others);
+  };
+  foreign(send, own_send);
+  foreign(receive, own_receive);
+  require(own_send.size() == own_receive.size(), "{} of {}: {} parts sent to oneself, {} expected", what,
+          name_, own_send.size(), own_receive.size());
+  for (std::size_t i = 0; i < own_send.size(); ++i) {
+    require(own_send[i].dtype() == own_receive[i].dtype() && own_send[i].numel() == own_receive[i].numel(),
+            "{} of {}: from {} to {}", what, name_, to_string(own_send[i].shape()),
+            to_string(own_receive[i].shape()));
+    transport_->copy(own_receive[i], own_send[i]);
+  }
+  if (send.empty() && receive.empty()) return std::make_unique<Done>();
+  return transport_->start(std::move(send), std::move(receive), fmt::format("{} of {}", what, name_));
+}
+
+void Group::exchange(std::vector<Part> send, std::vector<Part> receive, std::string_view what) const {
+  start_exchange(std::move(send), std::move(receive), what)->wait();
+}
+
+void Group::all_to_all(const Tensor& send, Tensor receive) const {
+  require(send.numel() == receive.numel() && send.dtype() == receive.dtype(),
+          "all-to-all of {}: from {} to {}", name_, to_string(send.shape()), to_string(receive.shape()));
+  exchange(blocks(send, size(), "all-to-all"), blocks(receive, size(), "all-to-all"), "all-to-all");
+}
+
+std::unique_ptr<Transfer> Group::start_all_to_all(const std::vector<Tensor>& send,
+                                                  const std::vector<Tensor>& receive) const {
+  require(static_cast<int>(send.size()) == size() && static_cast<int>(receive.size()) == size(),
+          "all-to-all of {}: {} parts to send and {} to receive for {} ranks", name_, send.size(),
+          receive.size(), size());
+  return start_exchange(numbered(send), numbered(receive), "all-to-all");
+}
+
+void Group::all_gather(const Tensor& send, Tensor receive) const {
+  require(send.numel() * size() == receive.numel() && send.dtype() == receive.dtype(),
+          "all-gather of {}: from {} to {}", name_, to_string(send.shape()), to_string(receive.shape()));
+  exchange(copies(send, size()), blocks(receive, size(), "all-gather"), "all-gather");
+}
+
+void Group::all_gather(const Tensor& send, const std::vector<Tensor>& receive) const {
+  require(static_cast<int>(receive.size()) == size(), "all-gather of {}: {} parts for {} ranks", name_,
+          receive.size(), size());
+  exchange(copies(send, size()), numbered(receive), "all-gather");
+}
+
+void Group::broadcast(Tensor tensor, int root) const {
+  require(root >= 0 && root < size(), "broadcast of {}: there is no rank {}", name_, root);
+  if (rank_ != root) return exchange({}, {{root, tensor}}, "broadcast");
+  std::vector<Part> parts = copies(tensor, size());
+  std::erase_if(parts, [&](const Part& p) { return p.rank == root; });
+  exchange(std::move(parts), {}, "broadcast");
+}
+
+void Group::sum(Tensor tensor) const {
+  const std::int64_t n = tensor.numel();
+  require(tensor.device().kind == Device::Kind::cpu, "sum of {}: only host tensors", name_);
+  const Tensor all = Tensor::empty(DType::f32, {size(), n});
+  all_gather(tensor.reshape({n}), all);
+  float* out = tensor.data<float>();
+  for (std::int64_t i = 0; i < n; ++i) {
+    float total = 0;
+    for (int r = 0; r < size(); ++r) total += all.data<float>()[r * n + i];
+    out[i] = total;
+  }
+}
+
+std::vector<std::string> Group::gather_texts(const std::string& text) const {
+  const std::int64_t own = static_cast<std::int64_t>(text.size());
+  const Tensor lengths = Tensor::empty(DType::i64, {size()});
+  all_gather(Tensor::of<std::int64_t>({&own, 1}, {1}), lengths);
+  std::vector<Tensor> received;
+  for (const std::int64_t length : lengths.values<std::int64_t>())
+    received.push_back(Tensor::empty(DType::u8, {length}));
+  all_gather(bytes_of(text), received);
+  std::vector<std::string> texts;
+  for (const Tensor& t : received) texts.push_back(text_of(t));
+  return texts;
+}
+
+std::string Group::broadcast(std::string text, int root) const {
+  const std::int64_t own = static_cast<std::int64_t>(text.size());
+  const Tensor length = Tensor::of<std::int64_t>({&own, 1}, {1});
+  broadcast(length, root);
+  const Tensor bytes =
+      rank_ == root ? bytes_of(text) : Tensor::empty(DType::u8, {length.values<std::int64_t>()[0]});
+  broadcast(bytes, root);
+  return text_of(bytes);
+}
+
+bool Group::any(bool value) const {
+  const std::uint8_t own = value;
+  const Tensor all = Tensor::zeros(DType::u8, {size()});
+  all_gather(Tensor::of<std::uint8_t>({&own, 1}, {1}), all);
+  return std::ranges::any_of(all.values<std::uint8_t>(), [](std::uint8_t v) { return v != 0; });
+}
+
+void Group::all_signal(double deadline_seconds) const {
+  const std::uint8_t own = 1;
+  const Tensor all = Tensor::zeros(DType::u8, {size()});
+  start_exchange(copies(Tensor::of<std::uint8_t>({&own, 1}, {1}), size()), blocks(all, size(), "barrier"),
+                 "barrier")
+      ->wait(deadline_seconds);
+}
+
+std::int64_t Group::bytes_sent() const {
+  std::int64_t total = 0;
+  for (const auto& [what, traffic] : transport_->traffic()) total += traffic.bytes_sent;
+  return total;
+}
+
+Share share_of(std::int64_t total, int size, int rank) {
+  const std::int64_t each = total / size, more = total % size;
+  return {rank * each + std::min<std::int64_t>(rank, more), each + (rank < more ? 1 : 0)};
+}
+
+}  // namespace magi
