@@ -74,8 +74,8 @@ Workload preview_workload(Ops& ops, const BenchOptions& o, Progress& progress) {
   w.sizes["rows"] = rows_json({&run->sequence()});
   w.run = [model, run, start, &progress](std::int64_t steps, const Workload::OnStep& on_step) {
     const Latents end =
-        sample_preview(*run, start, make_schedule(steps, kPreviewShift), {}, progress,
-                       [&](const StepRecord& step, const Latents&) { on_step(step.seconds); });
+        sample_preview(*run, {start}, make_schedule(steps, kPreviewShift), {}, progress,
+                       [&](const StepRecord& step, const SampleState&) { on_step(step.seconds); });
     return std::vector<Tensor>{end.video, end.audio};
   };
   return w;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "media/image_writer.h"
 
-
 #include "io/atomic_file.h"
 #include "media/av.h"
 
@@ -44,6 +43,12 @@ std::vector<std::uint8_t> encode(const Tensor& image, const char* name, AVPixelF
   return {packet->data, packet->data + packet->size};
 }
 
+void write(const std::filesystem::path& path, const std::vector<std::uint8_t>& bytes) {
+  AtomicFile file(path);
+  file.write(bytes.data(), bytes.size());
+  file.commit();
+}
+
 }  // namespace
 
 std::vector<std::uint8_t> encode_png(const Tensor& frame) {
@@ -57,10 +62,11 @@ std::vector<std::uint8_t> encode_jpeg(const Tensor& frame, int quality) {
 }
 
 void write_png(const std::filesystem::path& path, const Tensor& frame) {
-  const std::vector<std::uint8_t> bytes = encode_png(frame);
-  AtomicFile file(path);
-  file.write(bytes.data(), bytes.size());
-  file.commit();
+  write(path, encode_png(frame));
+}
+
+void write_jpeg(const std::filesystem::path& path, const Tensor& frame, int quality) {
+  write(path, encode_jpeg(frame, quality));
 }
 
 }  // namespace magi

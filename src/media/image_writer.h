@@ -18,5 +18,6 @@ std::vector<std::uint8_t> encode_jpeg(const Tensor& frame, int quality = 90);
 
 /// Written beside and renamed; throws Error that names the path.
 void write_png(const std::filesystem::path& path, const Tensor& frame);
+void write_jpeg(const std::filesystem::path& path, const Tensor& frame, int quality = 90);
 
 }  // namespace magi

@@ -9,6 +9,9 @@ namespace magi {
 
 struct EngineOptions {
   Device device;
+  /// Loaded parts of the checkpoint stay as long as memory holds them, for an engine that makes clip after
+  /// clip. Else one at a time: peak memory follows the largest.
+  bool keep_parts = false;
 };
 
 }  // namespace magi

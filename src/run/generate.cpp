@@ -11,9 +11,12 @@
 #include "io/atomic_file.h"
 #include "io/mapped_file.h"
 #include "io/safetensors.h"
+#include "media/image_writer.h"
 #include "media/video_writer.h"
+#include "media/wav_writer.h"
 #include "model/latent_stats.h"
 #include "run/pipeline.h"
+#include "run/saved_state.h"
 #include "sample/noise.h"
 
 namespace magi {
@@ -21,6 +24,7 @@ namespace {
 
 constexpr std::int64_t kAudioChannels = 64;
 constexpr std::int64_t kPixelsPerCell = 16;
+constexpr int kSampleRate = 44100;
 constexpr double kTrainedSeconds = 10;
 constexpr std::size_t kTitleBytes = 80;
 
@@ -102,9 +106,8 @@ struct Clip {
 
 class Batch {
  public:
-  Batch(const CheckpointRoot& root, std::vector<ClipTask> tasks, Progress& progress,
-        const EngineOptions& options)
-      : root_(root), progress_(progress), pipeline_(root, progress, options) {
+  Batch(const CheckpointRoot& root, Pipeline& pipeline, std::vector<ClipTask> tasks, Progress& progress)
+      : root_(root), progress_(progress), pipeline_(pipeline) {
     for (ClipTask& task : tasks) clips_.emplace_back(std::move(task));
   }
 
@@ -117,7 +120,9 @@ class Batch {
     const auto with_audio = [](const Request& request) { return request.audio; };
     stage("images", with_images,
           [&](Clip& clip) { clip.images = pipeline_.encode_images(clip.task.request); });
-    stage("text", always, [&](Clip& clip) { clip.text = pipeline_.encode_text(clip.task.request); });
+    stage("text", always, [&](Clip& clip) {
+      clip.text = clip.task.text ? *clip.task.text : pipeline_.encode_text(clip.task.request);
+    });
     stage("preview", always, [&](Clip& clip) { denoise(clip); });
     stage("refiner", with_refiner, [&](Clip& clip) { refine(clip); });
     for_each_clip([&](Clip& clip) { keep_latents(clip); });
@@ -192,15 +197,40 @@ class Batch {
 
   void denoise(Clip& clip) {
     const Request& request = clip.task.request;
-    Latents noise;
-    noise.video = clip.noise.randn({kLatentChannels, request.latent_frames(), request.height / kPixelsPerCell,
-                                    request.width / kPixelsPerCell});
-    noise.audio = clip.noise.randn({request.audio_latents(), kAudioChannels});
-    const auto record = [&](const StepRecord& step, const Latents&) { clip.report.steps.push_back(step); };
-    clip.latents = pipeline_.denoise(request, clip.text, clip.images, noise, record);
+    SampleState start;
+    start.latents.video = clip.noise.randn({kLatentChannels, request.latent_frames(),
+                                            request.height / kPixelsPerCell, request.width / kPixelsPerCell});
+    start.latents.audio = clip.noise.randn({request.audio_latents(), kAudioChannels});
+    if (clip.task.resume) take_up(*clip.task.resume, request, start);
+    clip.latents = start.step() == request.steps ? start.latents : denoise_from(start, clip);
     clip.images.clear();
     clip.report.sha256["latents"] = sha256_of(clip.latents.video);
     clip.report.sha256["audio_latents"] = sha256_of(clip.latents.audio);
+  }
+
+  Latents denoise_from(const SampleState& start, Clip& clip) {
+    const ClipTask& task = clip.task;
+    std::int64_t kept = start.step();
+    SampleState last = start;
+    const auto keep = [&] {
+      if (!task.resume || last.step() == kept) return;
+      keep_state(*task.resume, task.request, last);
+      kept = last.step();
+    };
+    const auto on_step = [&](const StepRecord& step, const SampleState& state) {
+      clip.report.steps.push_back(step);
+      last = state;
+      if (task.resume && (state.step() % task.resume->every == 0 || state.step() == task.request.steps))
+        keep();
+      if (task.watcher && task.watcher->wants_frame(step))
+        task.watcher->frame(step, pipeline_.preview_frame(task.request, state.video.x0));
+    };
+    try {
+      return pipeline_.denoise(task.request, clip.text, clip.images, start, on_step);
+    } catch (const Cancelled&) {
+      keep();
+      throw;
+    }
   }
 
   void refine(Clip& clip) {
@@ -221,6 +251,7 @@ class Batch {
   void decode_audio(Clip& clip) {
     clip.sound = pipeline_.decode_audio(clip.latents.audio);
     clip.report.sha256["audio"] = sha256_of(clip.sound);
+    if (clip.task.sound) write_wav(*clip.task.sound, clip.sound, kSampleRate);
   }
 
   void write_clip(Clip& clip) {
@@ -228,12 +259,18 @@ class Batch {
     VideoWriter writer(clip.task.output, video_options(request, root_.defaults().fps),
                        request.audio ? std::optional<AudioOptions>(std::in_place) : std::nullopt);
     if (clip.sound.defined()) writer.write_audio(clip.sound);
+    const Tensor& latent = clip.refined.defined() ? clip.refined : clip.latents.video;
+    const std::int64_t middle = 2 * (latent.dim(-3) - 1);
     Sha256 frames_sha;
-    pipeline_.decode_video(request, clip.refined.defined() ? clip.refined : clip.latents.video,
-                           [&](const Tensor& frames) {
-                             frames_sha.add(frames);
-                             writer.write_frames(frames);
-                           });
+    std::int64_t done = 0;
+    pipeline_.decode_video(request, latent, [&](const Tensor& frames) {
+      frames_sha.add(frames);
+      writer.write_frames(frames);
+      if (clip.task.thumbnail && done <= middle && middle < done + frames.dim(0))
+        write_jpeg(*clip.task.thumbnail,
+                   frames.rows(middle - done, 1).reshape({frames.dim(1), frames.dim(2), 3}));
+      done += frames.dim(0);
+    });
     clip.report.sha256["frames"] = frames_sha.hex();
     progress_.check();
     writer.finish();
@@ -243,7 +280,7 @@ class Batch {
 
   const CheckpointRoot& root_;
   Progress& progress_;
-  Pipeline pipeline_;
+  Pipeline& pipeline_;
   std::vector<Clip> clips_;
 };
 
@@ -251,7 +288,14 @@ class Batch {
 
 std::vector<Report> generate(const CheckpointRoot& root, std::vector<ClipTask> tasks, Progress& progress,
                              const EngineOptions& options) {
-  return Batch(root, std::move(tasks), progress, options).run();
+  Pipeline pipeline(root, progress, options);
+  return generate(root, pipeline, std::move(tasks), progress);
+}
+
+std::vector<Report> generate(const CheckpointRoot& root, Pipeline& pipeline, std::vector<ClipTask> tasks,
+                             Progress& progress) {
+  pipeline.report_to(progress);
+  return Batch(root, pipeline, std::move(tasks), progress).run();
 }
 
 }  // namespace magi

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,6 +16,24 @@
 
 namespace magi {
 
+class Pipeline;
+struct TextFeatures;
+
+/// What a clip's owner sees of it while it is made, on the thread that makes it.
+class ClipWatcher {
+ public:
+  virtual ~ClipWatcher() = default;
+  /// Whether to decode a frame of what the latents predict after this step, which costs some time.
+  virtual bool wants_frame(const StepRecord& /*step*/) { return false; }
+  virtual void frame(const StepRecord& /*step*/, const Tensor& /*rgb, u8 [H,W,3]*/) {}
+};
+
+/// Where the denoising is kept, so that a run that was killed goes on instead of starting again.
+struct Resume {
+  std::filesystem::path file;
+  std::int64_t every = 5;  ///< steps
+};
+
 /// One clip to make.
 struct ClipTask {
   Request request;
@@ -22,6 +41,11 @@ struct ClipTask {
   std::optional<std::filesystem::path> latents_directory;  ///< preview and refined latents as safetensors
   std::string label;  ///< of a batch's entry: a failure is logged under it, at once
   std::string error;  ///< what is known to be wrong already; empty: nothing
+  std::optional<std::filesystem::path> thumbnail = {};  ///< a JPEG of the middle frame
+  std::optional<std::filesystem::path> sound = {};      ///< the sound as WAV
+  std::optional<Resume> resume = {};                    ///< also saved when cancelled
+  std::shared_ptr<const TextFeatures> text = {};        ///< encoded already
+  ClipWatcher* watcher = nullptr;
 };
 
 /// Makes the clips stage by stage (all texts, then all previews, …), so that each part of the checkpoint is
@@ -29,5 +53,9 @@ struct ClipTask {
 /// `error` set, and the others are made all the same. Throws Cancelled alone. No partial file is left.
 std::vector<Report> generate(const CheckpointRoot& root, std::vector<ClipTask> tasks, Progress& progress,
                              const EngineOptions& options = {});
+
+/// The same with a pipeline of `root` that outlives the clips.
+std::vector<Report> generate(const CheckpointRoot& root, Pipeline& pipeline, std::vector<ClipTask> tasks,
+                             Progress& progress);
 
 }  // namespace magi

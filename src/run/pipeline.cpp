@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "run/pipeline.h"
 
+#include <algorithm>
+#include <map>
+
 #include "core/log.h"
 #include "io/checkpoint.h"
 #include "media/image_reader.h"
@@ -21,6 +24,8 @@
 
 namespace magi {
 namespace {
+
+constexpr std::size_t kKeptFeatures = 64;  // some 20 MB each
 
 /// The released pipeline hands bf16 features and images to its models.
 Tensor rounded_to(DType dtype, const Tensor& values) {
@@ -72,36 +77,24 @@ struct RefinerPart {
 
 }  // namespace
 
-Pipeline::Pipeline(const CheckpointRoot& root, Progress& progress, const EngineOptions& options)
-    : root_(root), progress_(progress), arena_(scratch_arena(options.device)), ops_(make_ops(arena_)) {}
-
-template <typename T, typename Load>
-T& Pipeline::part(DType dtype, Load load) {
-  const PartKey key{typeid(T), dtype};
-  if (const auto failed = failed_.find(key); failed != failed_.end()) std::rethrow_exception(failed->second);
-  if (key != part_key_ || !part_) {
-    part_.reset();
-    try {
-      part_ = std::make_shared<T>(load());
-    } catch (...) {
-      failed_[key] = std::current_exception();
-      throw;
-    }
-    part_key_ = key;
-  }
-  return *static_cast<T*>(part_.get());
-}
+Pipeline::Pipeline(const CheckpointRoot& root, Progress& progress, const EngineOptions& options,
+                   std::shared_ptr<PartCache> parts)
+    : root_(root),
+      progress_(&progress),
+      arena_(scratch_arena(options.device)),
+      ops_(make_ops(arena_)),
+      parts_(parts ? std::move(parts) : std::make_shared<PartCache>(options.device, false)) {}
 
 std::function<void(std::int64_t)> Pipeline::count_layers(std::string_view stage, std::int64_t layers) {
-  progress_.stage(stage, layers);
+  progress_->stage(stage, layers);
   return [this](std::int64_t layer) {
-    progress_.check();
-    progress_.advance(layer);
+    progress_->check();
+    progress_->advance(layer);
   };
 }
 
 TextFeatures Pipeline::encode_text(const Request& request) {
-  auto& part = this->part<TextPart>(request.dtype, [&]() -> TextPart {
+  const auto part = parts_->get<TextPart>(request.dtype, root_.text_encoder(), [&]() -> TextPart {
     const std::filesystem::path path = root_.text_encoder();
     Tokenizer tokenizer = Tokenizer::load(path / "tokenizer.json");
     const auto config = TextEncoderConfig::from(ConfigNode::read(path / "config.json"));
@@ -111,22 +104,23 @@ TextFeatures Pipeline::encode_text(const Request& request) {
     return {std::move(tokenizer), std::move(store), std::move(encoder), {}};
   });
   const std::string text = prepare_prompt(request.prompt, !request.images.empty());
-  const Tokens prompt = tokenize(part.tokenizer, text, "prompt");
+  const Tokens prompt = tokenize(part->tokenizer, text, "prompt");
   const std::string negative_text = request.negative_prompt.value_or(std::string(default_negative_prompt()));
-  const Tokens negative = tokenize(part.tokenizer, negative_text, "negative prompt");
+  const Tokens negative = tokenize(part->tokenizer, negative_text, "negative prompt");
 
+  if (part->features.size() >= kKeptFeatures) part->features.clear();
   const auto encode = [&](const std::string& key, const Tokens& tokens) {
-    progress_.check();
-    const auto [known, added] = part.features.try_emplace(key);
-    if (added) known->second = rounded_to(request.dtype, part.encoder->encode(*ops_, tokens.ids));
+    progress_->check();
+    const auto [known, added] = part->features.try_emplace(key);
+    if (added) known->second = rounded_to(request.dtype, part->encoder->encode(*ops_, tokens.ids));
     return known->second;
   };
-  progress_.stage("encode text", 2);
+  progress_->stage("encode text", 2);
   TextFeatures features;
   features.prompt = encode(text, prompt);
-  progress_.advance(1);
+  progress_->advance(1);
   features.negative = negative.ids.empty() ? features.prompt.rows(0, 0) : encode(negative_text, negative);
-  progress_.advance(2);
+  progress_->advance(2);
   for (const ImageInput& image : request.images) {
     const auto span = figure_span(text, image.figure);
     const std::vector<std::int64_t> tokens = span ? tokens_in(prompt, *span) : std::vector<std::int64_t>{};
@@ -134,6 +128,10 @@ TextFeatures Pipeline::encode_text(const Request& request) {
     features.figure_tokens.push_back(rounded_to(request.dtype, figure_token(features.prompt, tokens)));
   }
   return features;
+}
+
+bool Pipeline::has_text_encoder(DType dtype) const {
+  return parts_->has<TextPart>(dtype);
 }
 
 std::vector<Tensor> Pipeline::encode_images(const Request& request) {
@@ -146,20 +144,21 @@ std::vector<Tensor> Pipeline::encode_images(const Request& request) {
     videos.push_back(image_as_video(
         prepare_reference_image(read_image(image.path, options), request.width, request.height),
         request.dtype));
-  auto& encoder = part<WanEncoder>(DType::f32, [&] { return WanEncoder::load(*ops_, root_.wan_vae()); });
-  progress_.stage("encode images", static_cast<std::int64_t>(videos.size()));
+  const auto encoder = parts_->get<WanEncoder>(DType::f32, root_.wan_vae(),
+                                               [&] { return WanEncoder::load(*ops_, root_.wan_vae()); });
+  progress_->stage("encode images", static_cast<std::int64_t>(videos.size()));
   for (const Tensor& video : videos) {
-    progress_.check();
-    latents.push_back(encoder.encode(*ops_, video));
-    progress_.advance(static_cast<std::int64_t>(latents.size()));
+    progress_->check();
+    latents.push_back(encoder->encode(*ops_, video));
+    progress_->advance(static_cast<std::int64_t>(latents.size()));
   }
   return latents;
 }
 
 Latents Pipeline::denoise(const Request& request, const TextFeatures& text,
-                          const std::vector<Tensor>& image_latents, const Latents& noise,
+                          const std::vector<Tensor>& image_latents, const SampleState& start,
                           const StepSink& on_step) {
-  auto& part = this->part<PreviewPart>(request.dtype, [&]() -> PreviewPart {
+  const auto part = parts_->get<PreviewPart>(request.dtype, root_.preview(), [&]() -> PreviewPart {
     const auto config = PreviewConfig::from(root_.config());
     auto store = open_checkpoint(root_.preview());
     auto model =
@@ -171,19 +170,21 @@ Latents Pipeline::denoise(const Request& request, const TextFeatures& text,
   std::vector<ReferenceImage> images;
   for (std::size_t i = 0; i < image_latents.size(); ++i)
     images.push_back({image_latents[i], text.figure_tokens.at(i)});
-  const LatentGrid grid{noise.video.dim(-3), noise.video.dim(-2), noise.video.dim(-1)};
-  PreviewRun run(*ops_, *part.model,
-                 pack(grid, noise.audio.dim(-2),
+  const Tensor& video = start.latents.video;
+  const LatentGrid grid{video.dim(-3), video.dim(-2), video.dim(-1)};
+  PreviewRun run(*ops_, *part->model,
+                 pack(grid, start.latents.audio.dim(-2),
                       guidance_branches(text.prompt, text.negative, images, request.guidance)),
                  request.dtype);
-  progress_.stage("denoise", request.steps);
-  return sample_preview(run, noise, make_schedule(request.steps, root_.defaults().shift), request.guidance,
-                        progress_, on_step);
+  progress_->stage("denoise", request.steps);
+  progress_->advance(start.step());
+  return sample_preview(run, start, make_schedule(request.steps, root_.defaults().shift), request.guidance,
+                        *progress_, on_step);
 }
 
 Tensor Pipeline::refine(const Request& request, const TextFeatures& text, const Tensor& preview_latent,
                         const Tensor& noise, const std::function<void(const StepRecord&)>& on_step) {
-  auto& part = this->part<RefinerPart>(request.dtype, [&]() -> RefinerPart {
+  const auto part = parts_->get<RefinerPart>(request.dtype, root_.refiner(), [&]() -> RefinerPart {
     const auto config = RefinerConfig::from(root_.config());
     auto store = open_checkpoint(root_.refiner());
     auto model =
@@ -197,38 +198,56 @@ Tensor Pipeline::refine(const Request& request, const TextFeatures& text, const 
   Tensor latent = upsample_latent(preview_latent, grid.h, grid.w);
   if (defaults.refiner_noise != 0)
     latent = renoise(latent, noise.reshape(latent.shape()), defaults.refiner_noise);
-  RefinerRun cond(*ops_, *part.model, grid, 0, text.prompt, request.dtype);
-  RefinerRun uncond(*ops_, *part.model, grid, 0, text.negative, request.dtype);
-  progress_.stage("refine", request.refiner_steps);
+  RefinerRun cond(*ops_, *part->model, grid, 0, text.prompt, request.dtype);
+  RefinerRun uncond(*ops_, *part->model, grid, 0, text.negative, request.dtype);
+  progress_->stage("refine", request.refiner_steps);
   return sample_refiner(cond, uncond, latent, make_schedule(request.refiner_steps, defaults.refiner_shift),
-                        defaults.refiner_guidance, progress_, [&](const StepRecord& step, const Tensor&) {
+                        defaults.refiner_guidance, *progress_, [&](const StepRecord& step, const Tensor&) {
                           if (on_step) on_step(step);
                         });
 }
 
 void Pipeline::decode_video(const Request& request, const Tensor& latent, const FrameSink& sink) {
-  progress_.stage("decode video", 4 * (latent.dim(-3) - 1) + 1);
+  progress_->stage("decode video", 4 * (latent.dim(-3) - 1) + 1);
   std::int64_t done = 0;
   const auto counted = [&](const Tensor& frames) {
-    progress_.check();
+    progress_->check();
     sink(frames);
-    progress_.advance(done += frames.dim(0));
+    progress_->advance(done += frames.dim(0));
   };
-  const auto decode = [&](VideoDecoder& decoder) { decoder.decode(*ops_, latent, counted); };
   if (request.wan_decoder)
-    decode(part<WanDecoder>(DType::f32, [&] { return WanDecoder::load(*ops_, root_.wan_vae()); }));
+    parts_
+        ->get<WanDecoder>(DType::f32, root_.wan_vae(),
+                          [&] { return WanDecoder::load(*ops_, root_.wan_vae()); })
+        ->decode(*ops_, latent, counted);
   else
-    decode(part<TurboDecoder>(request.dtype, [&] {
-      return TurboDecoder::load(*ops_, root_.turbo_decoder_weights().parent_path(), request.dtype);
-    }));
+    turbo_decoder(request.dtype)->decode(*ops_, latent, counted);
+}
+
+std::shared_ptr<TurboDecoder> Pipeline::turbo_decoder(DType dtype) {
+  const std::filesystem::path directory = root_.turbo_decoder_weights().parent_path();
+  return parts_->get<TurboDecoder>(dtype, directory,
+                                   [&] { return TurboDecoder::load(*ops_, directory, dtype); });
+}
+
+Tensor Pipeline::preview_frame(const Request& request, const Tensor& x0) {
+  const std::int64_t channels = x0.dim(0), middle = x0.dim(1) / 2, cells = x0.dim(2) * x0.dim(3);
+  Tensor latent = Tensor::empty(DType::f32, {channels, 1, x0.dim(2), x0.dim(3)});
+  for (std::int64_t c = 0; c < channels; ++c)
+    std::copy_n(x0.data<float>() + (c * x0.dim(1) + middle) * cells, cells, latent.data<float>() + c * cells);
+  Tensor frame;
+  turbo_decoder(request.dtype)->decode(*ops_, latent, [&](const Tensor& frames) {
+    frame = frames.reshape({frames.dim(1), frames.dim(2), 3}).clone();
+  });
+  return frame;
 }
 
 Tensor Pipeline::decode_audio(const Tensor& latent) {
-  progress_.stage("decode audio", 1);
-  auto& decoder =
-      part<AudioDecoder>(DType::f32, [&] { return AudioDecoder::load(*ops_, root_.audio_decoder()); });
-  const Tensor waveform = decoder.decode(*ops_, latent);
-  progress_.advance(1);
+  progress_->stage("decode audio", 1);
+  const auto decoder = parts_->get<AudioDecoder>(
+      DType::f32, root_.audio_decoder(), [&] { return AudioDecoder::load(*ops_, root_.audio_decoder()); });
+  const Tensor waveform = decoder->decode(*ops_, latent);
+  progress_->advance(1);
   return resample(waveform, resampled_length(waveform.dim(1)));
 }
 

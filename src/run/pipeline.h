@@ -1,23 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stages from a prompt to frames and sound. One part of the checkpoint is in memory at a time: it stays
-// for the next clip's same stage and makes way before another is loaded, so that peak memory follows the
-// largest stage and a batch that goes stage by stage loads each part once.
+// The stages from a prompt to frames and sound. A loaded part of the checkpoint stays for the next clip's
+// same stage; whether it makes way for another part is the PartCache's business.
 #pragma once
 
-#include <exception>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string_view>
-#include <typeindex>
-#include <utility>
 #include <vector>
 
 #include "core/progress.h"
 #include "model/tokens.h"
-#include "model/video_decoder.h"
+#include "model/turbo_decoder.h"
 #include "run/components.h"
 #include "run/engine_options.h"
+#include "run/part_cache.h"
 #include "run/request.h"
 #include "sample/preview_sampler.h"
 
@@ -29,18 +25,27 @@ struct TextFeatures {
   std::vector<Tensor> figure_tokens;  ///< [C] of <Figure 1>, <Figure 2>, …: one for each image
 };
 
-using StepSink = std::function<void(const StepRecord&, const Latents&)>;
+using StepSink = std::function<void(const StepRecord&, const SampleState&)>;
 
 class Pipeline {
  public:
-  Pipeline(const CheckpointRoot& root, Progress& progress, const EngineOptions& options = {});
+  /// `parts`: shared with other pipelines; by default its own, one part at a time.
+  Pipeline(const CheckpointRoot& root, Progress& progress, const EngineOptions& options = {},
+           std::shared_ptr<PartCache> parts = nullptr);
+
+  /// Whom the stages that follow tell of their progress, and who may stop them.
+  void report_to(Progress& progress) { progress_ = &progress; }
 
   TextFeatures encode_text(const Request& request);
+  bool has_text_encoder(DType dtype) const;  ///< loaded already
   /// Latents [48,1,h,w] of the request's reference images.
   std::vector<Tensor> encode_images(const Request& request);
-  /// Noise [48,T,H,W] and [A,64] → clean latents.
+  /// From noise [48,T,H,W] and [A,64], or from where an earlier run was left, to clean latents.
   Latents denoise(const Request& request, const TextFeatures& text, const std::vector<Tensor>& image_latents,
-                  const Latents& noise, const StepSink& on_step = {});
+                  const SampleState& start, const StepSink& on_step = {});
+  /// One frame u8 [H,W,3] of what a running denoise() predicts, for people to look at: a latent from the
+  /// middle of x₀ [48,T,H,W], through the turbo decoder. May be called from on_step.
+  Tensor preview_frame(const Request& request, const Tensor& x0);
   /// The preview's latent [48,T,H,W] and noise [48,2T−1,H',W'] → the refined latent.
   Tensor refine(const Request& request, const TextFeatures& text, const Tensor& preview_latent,
                 const Tensor& noise, const std::function<void(const StepRecord&)>& on_step = {});
@@ -52,23 +57,16 @@ class Pipeline {
   std::size_t take_scratch_peak();
 
  private:
-  /// A type of part, and what it computes in.
-  using PartKey = std::pair<std::type_index, DType>;
-
-  /// The part of type T, by `load` unless it is the one in memory; the one before is released first. What
-  /// could not be loaded is not tried again.
-  template <typename T, typename Load>
-  T& part(DType dtype, Load load);
   /// Begins a loading stage; what it returns counts the layers.
   std::function<void(std::int64_t)> count_layers(std::string_view stage, std::int64_t layers);
 
+  std::shared_ptr<TurboDecoder> turbo_decoder(DType dtype);
+
   const CheckpointRoot& root_;
-  Progress& progress_;
+  Progress* progress_;
   Arena arena_;
   std::unique_ptr<Ops> ops_;
-  std::shared_ptr<void> part_;  ///< after ops_: its tensors go first
-  PartKey part_key_{typeid(void), DType::f32};
-  std::map<PartKey, std::exception_ptr> failed_;
+  std::shared_ptr<PartCache> parts_;  ///< after ops_: the tensors go first
 };
 
 }  // namespace magi

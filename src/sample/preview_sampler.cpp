@@ -29,11 +29,14 @@ std::vector<Conditioning> guidance_branches(const Tensor& text, const Tensor& ne
   return {std::move(cond), std::move(uncond)};
 }
 
-Latents sample_preview(PreviewRun& run, Latents latents, const Schedule& schedule,
+Latents sample_preview(PreviewRun& run, SampleState start, const Schedule& schedule,
                        const GuidanceOptions& guidance, Progress& progress,
-                       const std::function<void(const StepRecord&, const Latents&)>& on_step) {
-  UniPC video(schedule), audio(schedule);
-  for (std::int64_t i = 0; i < schedule.steps(); ++i) {
+                       const std::function<void(const StepRecord&, const SampleState&)>& on_step) {
+  require(start.video.step == start.audio.step, "the video is at step {} and the audio at {}",
+          start.video.step, start.audio.step);
+  Latents latents = std::move(start.latents);
+  UniPC video(schedule, std::move(start.video)), audio(schedule, std::move(start.audio));
+  for (std::int64_t i = video.state().step; i < schedule.steps(); ++i) {
     progress.check();
     const auto start = std::chrono::steady_clock::now();
     const auto timestep = static_cast<double>(schedule.timesteps[static_cast<std::size_t>(i)]);
@@ -51,7 +54,7 @@ Latents sample_preview(PreviewRun& run, Latents latents, const Schedule& schedul
     if (on_step)
       on_step({i, schedule.timesteps[static_cast<std::size_t>(i)],
                schedule.sigmas[static_cast<std::size_t>(i)], elapsed.count()},
-              latents);
+              {latents, video.state(), audio.state()});
   }
   return latents;
 }

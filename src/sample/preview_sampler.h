@@ -19,6 +19,14 @@ struct Latents {
   Tensor video, audio;
 };
 
+/// A run between two steps: all that it needs to go on, so that one which was kept and taken up again ends
+/// with the same bits. By itself, the latents are noise before the first step.
+struct SampleState {
+  Latents latents;
+  UniPCState video = {}, audio = {};
+  std::int64_t step() const { return video.step; }  ///< the next one
+};
+
 /// The conditional and the unconditional branch of a problem. `negative_text` is used where the guidance says
 /// so.
 std::vector<Conditioning> guidance_branches(const Tensor& text, const Tensor& negative_text,
@@ -32,11 +40,11 @@ struct StepRecord {
   double seconds = 0;
 };
 
-/// Denoises `latents` (noise, at the schedule's first sigma) along `schedule`. `on_step` sees each finished
-/// step and the latents after it. Throws Error when a velocity is not finite, Cancelled when asked to stop.
-Latents sample_preview(PreviewRun& run, Latents latents, const Schedule& schedule,
+/// Denoises from `start` along `schedule`. `on_step` sees each finished step and what it left, of which the
+/// tensors are never written again. Throws Error when a velocity is not finite, Cancelled when asked to stop.
+Latents sample_preview(PreviewRun& run, SampleState start, const Schedule& schedule,
                        const GuidanceOptions& guidance, Progress& progress,
-                       const std::function<void(const StepRecord&, const Latents&)>& on_step = {});
+                       const std::function<void(const StepRecord&, const SampleState&)>& on_step = {});
 
 /// Throws Error, naming the step and `what`, unless every value of the host tensor is finite.
 void require_finite(const Tensor& values, std::string_view what, std::int64_t step);

@@ -92,11 +92,11 @@ TEST_P(PreviewSample, TrajectoryF32) {
   expect_close("v_audio_0", first.audio, first_of(c.get("v_audio_0")), 1e-3);
 
   Progress progress;
-  const Latents end = sample_preview(run, noise, schedule, case_guidance(c), progress,
-                                     [&](const StepRecord& step, const Latents& latents) {
+  const Latents end = sample_preview(run, {noise}, schedule, case_guidance(c), progress,
+                                     [&](const StepRecord& step, const SampleState& state) {
                                        const std::string name = step_name("latent_", step.step);
                                        if (c.has(name))
-                                         expect_close(name, latents.video, first_of(c.get(name)), 1e-3);
+                                         expect_close(name, state.latents.video, first_of(c.get(name)), 1e-3);
                                      });
   expect_close("out_latent", end.video, first_of(c.get("out_latent")), 1e-3);
   expect_close("out_audio", end.audio, first_of(c.get("out_audio")), 1e-3);

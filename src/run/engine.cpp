@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "run/engine.h"
+
+namespace magi {
+
+Engine::Engine(const CheckpointRoot& root, const EngineOptions& options)
+    : root_(root),
+      options_(options),
+      parts_(std::make_shared<PartCache>(options.device, options.keep_parts)),
+      pipeline_(root, idle_, options, parts_) {}
+
+Engine::~Engine() {
+  parts_->clear();  // before the backends that made their tensors
+}
+
+Report Engine::make(ClipTask task, Progress& progress) {
+  parts_->forget_failures();
+  std::vector<ClipTask> tasks;
+  tasks.push_back(std::move(task));
+  return generate(root_, pipeline_, std::move(tasks), progress).at(0);
+}
+
+Pipeline& Engine::text_pipeline(Progress& progress) {
+  if (!text_pipeline_) text_pipeline_ = std::make_unique<Pipeline>(root_, progress, options_, parts_);
+  text_pipeline_->report_to(progress);
+  return *text_pipeline_;
+}
+
+std::shared_ptr<const TextFeatures> Engine::encode_text(const Request& request, Progress& progress) {
+  const std::lock_guard lock(text_mutex_);
+  return std::make_shared<const TextFeatures>(text_pipeline(progress).encode_text(request));
+}
+
+bool Engine::can_encode_ahead(DType dtype) {
+  return pipeline_.has_text_encoder(dtype) ||
+         (options_.keep_parts && parts_->fits(bytes_on_disk(root_.text_encoder())));
+}
+
+}  // namespace magi
