@@ -204,7 +204,9 @@ bool quantize_expert_matrix(const T* weights, const Nvfp4Layout& layout, ExpertM
     error.squared_error += quantize_columns(
         source, exponent, n,
         [&](std::int64_t column, std::int64_t block, const std::uint32_t* words, std::uint8_t block_scale) {
-          std::memcpy(expert + layout.values_at(m, column, block), words, 8);
+          const auto* values = reinterpret_cast<const std::byte*>(words);
+          std::byte* row = expert + layout.row_at(m, column, block);
+          for (std::int64_t i = 0; i < 8; ++i) row[Nvfp4Layout::byte_of(block, i)] = values[i];
           expert[layout.scale_at(m, column, block)] = std::byte{block_scale};
         });
   return true;
@@ -287,11 +289,24 @@ const std::array<float, 256>& e4m3_values() {
   return values;
 }
 
-/// One column of blocks that lie where `values_at(block)` and `scale_at(block)` say. Blocks are gathered in
-/// runs, so that the vectorised part is called for many of them.
-template <typename T, typename ValuesAt, typename ScaleAt>
-void decode_column(std::int64_t depth, float matrix_scale, const ValuesAt& values_at, const ScaleAt& scale_at,
-                   T* to, std::int64_t pitch) {
+/// Rows of expert tiles (Nvfp4Layout::byte_of) → their blocks one after the other, in place.
+MAGI2_SIMD void order_blocks(std::byte* values, std::int64_t rows) {
+  using Row = std::uint8_t __attribute__((vector_size(Nvfp4Layout::kRowBytes)));
+  for (std::int64_t r = 0; r < rows; ++r) {
+    Row row;
+    std::memcpy(&row, values + r * Nvfp4Layout::kRowBytes, sizeof row);
+    row = __builtin_shufflevector(row, row, 0, 2, 8, 10, 16, 18, 24, 26, 1, 3, 9, 11, 17, 19, 25, 27, 4, 6,
+                                  12, 14, 20, 22, 28, 30, 5, 7, 13, 15, 21, 23, 29, 31);
+    std::memcpy(values + r * Nvfp4Layout::kRowBytes, &row, sizeof row);
+  }
+}
+
+/// One column. `load(block, count, values)` gives the values of `count` blocks one after the other (there is
+/// room for a multiple of four); scale_at(block) is where a scale lies. Blocks are gathered in runs, so that
+/// the vectorised part is called for many of them.
+template <typename T, typename Load, typename ScaleAt>
+void decode_column(std::int64_t depth, float matrix_scale, const Load& load, const ScaleAt& scale_at, T* to,
+                   std::int64_t pitch) {
   constexpr std::int64_t kRun = 32;
   const std::array<float, 256>& e4m3 = e4m3_values();
   std::byte values[kRun * 8];
@@ -300,10 +315,9 @@ void decode_column(std::int64_t depth, float matrix_scale, const ValuesAt& value
   for (std::int64_t k = 0; k < depth; k += kRun * kNvfp4Block) {
     const std::int64_t left = std::min(depth - k, kRun * kNvfp4Block),
                        blocks = (left + kNvfp4Block - 1) / kNvfp4Block;
-    for (std::int64_t b = 0; b < blocks; ++b) {
-      std::memcpy(values + b * 8, values_at(k / kNvfp4Block + b), 8);
+    load(k / kNvfp4Block, blocks, values);
+    for (std::int64_t b = 0; b < blocks; ++b)
       half_scales[b] = 0.5f * e4m3[static_cast<std::size_t>(*scale_at(k / kNvfp4Block + b))] * matrix_scale;
-    }
     decode(values, half_scales, blocks, left % kNvfp4Block == 0 ? to + k : decoded);
     if (left % kNvfp4Block != 0) std::copy_n(decoded, left, to + k);
   }
@@ -315,10 +329,17 @@ void dequantize_expert_columns(const std::byte* expert, const Nvfp4Layout& layou
                                std::int64_t first, std::int64_t count, T* to, std::int64_t pitch) {
   float scale;
   std::memcpy(&scale, expert + layout.matrix_scale_at(m), sizeof scale);
-  for (std::int64_t n = 0; n < count; ++n)
+  for (std::int64_t n = first; n < first + count; ++n) {
+    const auto load = [&](std::int64_t block, std::int64_t blocks, std::byte* values) {
+      constexpr std::int64_t kRow = Nvfp4Layout::kRowBytes, kBlocks = Nvfp4Layout::kRowBlocks;
+      for (std::int64_t b = 0; b < blocks; b += kBlocks)
+        std::memcpy(values + b * 8, expert + layout.row_at(m, n, block + b), kRow);
+      order_blocks(values, (blocks + kBlocks - 1) / kBlocks);
+    };
     decode_column(
-        layout.depth(m), scale, [&](std::int64_t b) { return expert + layout.values_at(m, first + n, b); },
-        [&](std::int64_t b) { return expert + layout.scale_at(m, first + n, b); }, to + n * pitch, pitch);
+        layout.depth(m), scale, load, [&](std::int64_t b) { return expert + layout.scale_at(m, n, b); },
+        to + (n - first) * pitch, pitch);
+  }
 }
 
 void require_matrix_shapes(const Nvfp4Matrix& m, std::int64_t depth) {
@@ -487,7 +508,10 @@ Tensor dequantize_matrix(const Nvfp4Matrix& m, std::int64_t depth) {
 #pragma omp parallel for schedule(static)
   for (std::int64_t n = 0; n < columns; ++n)
     decode_column(
-        depth, scale, [&](std::int64_t b) { return values + (n * blocks + b) * 8; },
+        depth, scale,
+        [&](std::int64_t block, std::int64_t count, std::byte* run) {
+          std::memcpy(run, values + (n * blocks + block) * 8, static_cast<std::size_t>(count) * 8);
+        },
         [&](std::int64_t b) { return scales + n * blocks + b; }, to + n * depth, depth);
   return result;
 }

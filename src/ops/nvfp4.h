@@ -33,55 +33,64 @@ std::uint8_t e4m3_code(float value);
 enum class ExpertMatrix : std::uint8_t { gate, up, down };
 
 /// Where an expert's numbers lie. An expert is one run of bytes, the experts of a head lie one after the
-/// other, and heads too: both are units of streaming and of sharing out. The last block along a depth that is
-/// no multiple of 16 is filled up with zeros.
+/// other, and heads too: both are units of streaming and of sharing out.
+///
+/// Matrices are cut into tiles of 64 columns by 64 of depth, padded with zeros, which follow each other as
+/// the expert FFN consumes them: for each 64 hidden columns the tiles of gate and up (gate, up, gate, up …
+/// along the depth), then those of down whose depth these columns are. A tile is 2048 bytes of values, 32 a
+/// column, then 256 of scales, 4 a column. Within a column's 32 bytes the order is that of the tensor cores'
+/// operand: 8 bytes for each of the four threads that share a column, namely depths {2q, 2q+1, 2q+8, 2q+9} of
+/// every 16. Columns are swapped within groups of four, so that no order of reading them meets one memory
+/// bank twice. Behind the tiles are the matrices' scales.
 struct Nvfp4Layout {
   std::int64_t experts = 0;  ///< a head
   std::int64_t dim = 0;      ///< d_head
   std::int64_t hidden = 0;   ///< d_expert
 
+  static constexpr std::int64_t kTile = 64;  ///< columns and depth of a tile
+  static constexpr std::int64_t kTileValueBytes = 2048;
+  static constexpr std::int64_t kTileBytes = 2304;  ///< values, then scales
+  static constexpr std::int64_t kRowBytes = 32;     ///< values of one column of a tile
+  static constexpr std::int64_t kRowBlocks = 4;     ///< blocks of one column of a tile
+
   constexpr std::int64_t columns(ExpertMatrix m) const { return m == ExpertMatrix::down ? dim : hidden; }
   constexpr std::int64_t depth(ExpertMatrix m) const { return m == ExpertMatrix::down ? hidden : dim; }
   constexpr std::int64_t blocks(ExpertMatrix m) const { return (depth(m) + kNvfp4Block - 1) / kNvfp4Block; }
 
-  /// Bytes from the expert's first one to the eight bytes of a block's values: depths 16·block … +15 of
-  /// `column`.
-  constexpr std::int64_t values_at(ExpertMatrix m, std::int64_t column, std::int64_t block) const {
-    return first_value(m) + (column * blocks(m) + block) * 8;
+  /// Bytes from the expert's first one to the 32 bytes of the values of `column` in the tile of `block`.
+  constexpr std::int64_t row_at(ExpertMatrix m, std::int64_t column, std::int64_t block) const {
+    const std::int64_t row = column % kTile;
+    return tile_at(m, column, block) + (row ^ (row / 4 % 4)) * kRowBytes;
   }
-  /// … to the block's scale, E4M3.
+  /// Where among these 32 is byte `i` (0…7) of a block, which holds values i (low half) and i + 8.
+  static constexpr std::int64_t byte_of(std::int64_t block, std::int64_t i) {
+    return i / 2 * 8 + block % 4 / 2 * 4 + i % 2 * 2 + block % 2;
+  }
+  /// Bytes from the expert's first one to the block's scale, E4M3.
   constexpr std::int64_t scale_at(ExpertMatrix m, std::int64_t column, std::int64_t block) const {
-    return first_scale(m) + column * blocks(m) + block;
+    return tile_at(m, column, block) + kTileValueBytes + column % kTile * kRowBlocks + block % kRowBlocks;
   }
   /// … to the matrix' scale, f32.
   constexpr std::int64_t matrix_scale_at(ExpertMatrix m) const {
-    return round_up(first_scale(ExpertMatrix::down) + count(ExpertMatrix::down), 16) +
-           4 * static_cast<std::int64_t>(m);
+    return 3 * tiles(dim) * tiles(hidden) * kTileBytes + 4 * static_cast<std::int64_t>(m);
   }
   /// Which of a block's 16 nibbles holds value `k`: nibble i is byte i / 2, its low half where i is even.
-  static constexpr int nibble_of(int k) { return k; }
+  static constexpr int nibble_of(int k) { return k % 8 * 2 + k / 8; }
 
   /// A multiple of 128.
   constexpr std::int64_t expert_bytes() const {
-    return round_up(matrix_scale_at(ExpertMatrix::gate) + 16, 128);
+    return (matrix_scale_at(ExpertMatrix::gate) + 16 + 127) / 128 * 128;
   }
   constexpr std::int64_t head_bytes() const { return experts * expert_bytes(); }
 
  private:
-  static constexpr std::int64_t round_up(std::int64_t n, std::int64_t multiple) {
-    return (n + multiple - 1) / multiple * multiple;
-  }
-  /// Blocks of a matrix.
-  constexpr std::int64_t count(ExpertMatrix m) const { return columns(m) * blocks(m); }
-  /// Values of gate, up and down, then their scales, then the matrices' scales.
-  constexpr std::int64_t first_value(ExpertMatrix m) const {
-    return (m == ExpertMatrix::gate ? 0
-            : m == ExpertMatrix::up ? count(ExpertMatrix::gate)
-                                    : 2 * count(ExpertMatrix::gate)) *
-           8;
-  }
-  constexpr std::int64_t first_scale(ExpertMatrix m) const {
-    return round_up((2 * count(ExpertMatrix::gate) + count(ExpertMatrix::down)) * 8, 16) + first_value(m) / 8;
+  static constexpr std::int64_t tiles(std::int64_t n) { return (n + kTile - 1) / kTile; }
+  constexpr std::int64_t tile_at(ExpertMatrix m, std::int64_t column, std::int64_t block) const {
+    const std::int64_t across = column / kTile, down = block / kRowBlocks, wide = tiles(dim);
+    const std::int64_t tile = m == ExpertMatrix::down
+                                  ? (3 * down + 2) * wide + across
+                                  : 3 * across * wide + 2 * down + static_cast<std::int64_t>(m);
+    return tile * kTileBytes;
   }
 };
 
@@ -117,7 +126,7 @@ ExpertWeight nvfp4_experts(const Tensor& gate, const Tensor& up, const Tensor& d
                            DType dtype);
 
 /// A matrix [columns, depth], as linear layers have it. Values [columns, ⌈depth/16⌉·8] u8, scales [columns,
-/// ⌈depth/16⌉] u8, matrix scale [1] f32; nibbles as Nvfp4Layout::nibble_of says.
+/// ⌈depth/16⌉] u8, matrix scale [1] f32; a block's nibbles as Nvfp4Layout::nibble_of says.
 struct Nvfp4Matrix {
   Tensor values, scales, matrix_scale;
 };

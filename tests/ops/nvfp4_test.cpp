@@ -81,7 +81,8 @@ float value_at(const std::byte* expert, const Nvfp4Layout& layout, ExpertMatrix 
   float matrix_scale;
   std::memcpy(&matrix_scale, expert + layout.matrix_scale_at(m), 4);
   const int nibble = Nvfp4Layout::nibble_of(static_cast<int>(k % 16));
-  const auto byte = static_cast<unsigned>(expert[layout.values_at(m, n, k / 16) + nibble / 2]);
+  const auto byte =
+      static_cast<unsigned>(expert[layout.row_at(m, n, k / 16) + Nvfp4Layout::byte_of(k / 16, nibble / 2)]);
   const auto scale = static_cast<std::uint8_t>(expert[layout.scale_at(m, n, k / 16)]);
   return e2m1_value(nibble % 2 ? byte >> 4 : byte & 15) * e4m3_value(scale) * matrix_scale;
 }
@@ -95,8 +96,10 @@ TEST(Nvfp4, LayoutUsesEveryByteOnce) {
     for (const ExpertMatrix m : {ExpertMatrix::gate, ExpertMatrix::up, ExpertMatrix::down}) {
       take(layout.matrix_scale_at(m), 4);
       for (std::int64_t n = 0; n < layout.columns(m); ++n)
-        for (std::int64_t b = 0; b < layout.blocks(m); ++b)
-          take(layout.values_at(m, n, b), 8), take(layout.scale_at(m, n, b), 1);
+        for (std::int64_t b = 0; b < layout.blocks(m); ++b) {
+          for (std::int64_t i = 0; i < 8; ++i) take(layout.row_at(m, n, b) + Nvfp4Layout::byte_of(b, i), 1);
+          take(layout.scale_at(m, n, b), 1);
+        }
     }
     EXPECT_EQ(*std::max_element(used.begin(), used.end()), 1);
     EXPECT_EQ(layout.expert_bytes() % 128, 0);
