@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "model/dit.h"
+#include "model/expert_format.h"
 #include "model/weight_source.h"
 
 namespace magi {
@@ -28,6 +29,7 @@ struct PreviewConfig {
   std::int64_t shared_hidden = 1280, modality_hidden = 1280;
   float route_scale = 4.9f;
   std::int64_t time_channels = 64;
+  ExpertFormat expert_format = ExpertFormat::stored;  ///< a choice of the run, not of the checkpoint
 
   /// From `arch_config` and `evaluation_config.data_proxy_config` of an official config.
   static PreviewConfig from(const ConfigNode& root);

@@ -6,9 +6,17 @@
 #include "io/config.h"
 #include "io/mapped_file.h"
 #include "model/preview.h"
+#include "ops/nvfp4.h"
 
 namespace magi {
 namespace {
+
+/// In a native root, below moe_mlp; else W_gate, W_up and W_down are there.
+constexpr const char* kPackedExperts = "nvfp4";
+
+struct ExpertShapes {
+  Shape in, out;  ///< of W_gate and W_up, of W_down
+};
 
 /// One site: alphas, biases and phi are stored apart.
 MhcWeight load_mhc_site(const WeightLoader& layer, const PreviewConfig& config, int groups,
@@ -29,6 +37,48 @@ MhcWeight load_mhc_site(const WeightLoader& layer, const PreviewConfig& config, 
   return w;
 }
 
+/// Four-bit experts on the host: the checkpoint's own, or packed from its numbers.
+ExpertWeight packed_experts(const WeightLoader& moe, const PreviewConfig& config,
+                            const ExpertShapes& shapes) {
+  ExpertWeight w;
+  w.heads = config.moe_heads;
+  w.experts = config.experts;
+  w.dim = config.moe_width / config.moe_heads;
+  w.hidden = config.expert_hidden;
+  w.dtype = moe.dtype();
+  const Shape bytes{w.heads, nvfp4_layout(w).head_bytes()};
+  if (moe.has(kPackedExperts))
+    w.nvfp4 = moe.bytes(kPackedExperts, bytes);
+  else if (moe.ops().arena().counts_only())
+    w.nvfp4 = Tensor::view(nullptr, DType::u8, bytes);
+  else
+    w = nvfp4_experts(moe.stored("W_gate", shapes.in), moe.stored("W_up", shapes.in),
+                      moe.stored("W_down", shapes.out), config.moe_heads, moe.dtype());
+  return w;
+}
+
+ExpertWeight load_experts(const WeightLoader& moe, const PreviewConfig& config) {
+  const std::int64_t n = config.moe_heads * config.experts, d = config.moe_width / config.moe_heads;
+  const ExpertShapes shapes{{n, d, config.expert_hidden}, {n, config.expert_hidden, d}};
+  const bool packed = moe.has(kPackedExperts);
+  const ExpertFormat format = config.expert_format;
+  if (format == ExpertFormat::nvfp4 || (format == ExpertFormat::stored && packed))
+    return moe.ops().upload_experts(packed_experts(moe, config, shapes));
+  PlainExperts plain;
+  if (format != ExpertFormat::nvfp4_fake && !packed) {
+    plain = {moe.stored("W_gate", shapes.in), moe.stored("W_up", shapes.in),
+             moe.stored("W_down", shapes.out)};
+  } else {
+    const ExpertWeight w = packed_experts(moe, config, shapes);
+    plain = moe.ops().arena().counts_only()
+                ? PlainExperts{Tensor::view(nullptr, DType::bf16, shapes.in),
+                               Tensor::view(nullptr, DType::bf16, shapes.in),
+                               Tensor::view(nullptr, DType::bf16, shapes.out)}
+                : dequantize_experts(static_cast<const std::byte*>(w.nvfp4.raw()), n, nvfp4_layout(w));
+  }
+  return moe.ops().pack_experts(plain.gate, plain.up, plain.down, config.moe_heads, moe.dtype());
+}
+
 MoeWeights load_moe(const WeightLoader& mlp, const PreviewConfig& config) {
   const std::int64_t rows = config.moe_heads * config.experts;
   const std::int64_t d = config.moe_width / config.moe_heads;
@@ -38,10 +88,7 @@ MoeWeights load_moe(const WeightLoader& mlp, const PreviewConfig& config) {
   w.merge = mlp.linear("merge_linear", 1, config.hidden, config.moe_width);
   w.router_gate = moe.tensor("gate", {rows, d});
   w.router_bias = moe.tensor("router.expert_bias_ema", {rows});
-  w.experts = mlp.ops().pack_experts(moe.stored("W_gate", {rows, d, config.expert_hidden}),
-                                     moe.stored("W_up", {rows, d, config.expert_hidden}),
-                                     moe.stored("W_down", {rows, config.expert_hidden, d}), config.moe_heads,
-                                     mlp.dtype());
+  w.experts = load_experts(moe, config);
   w.shared_up = mlp.linear("shared_expert_fc1", 1, 2 * config.shared_hidden, config.hidden);
   w.shared_down = mlp.linear("shared_expert_fc2", 1, config.hidden, config.shared_hidden);
   w.modality_up = mlp.linear("modality_specific_shared_expert_fc1", kModalities, 2 * config.modality_hidden,
@@ -52,6 +99,13 @@ MoeWeights load_moe(const WeightLoader& mlp, const PreviewConfig& config) {
 }
 
 }  // namespace
+
+ExpertFormat expert_format(std::string_view name) {
+  if (name == "bf16") return ExpertFormat::bf16;
+  if (name == "nvfp4") return ExpertFormat::nvfp4;
+  require(name == "nvfp4-fake", "experts: \"{}\" is none of bf16, nvfp4, nvfp4-fake", name);
+  return ExpertFormat::nvfp4_fake;
+}
 
 bool PreviewConfig::per_modality(std::int64_t layer) const {
   return contains(per_modality_layers, layer);

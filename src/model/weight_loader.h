@@ -27,6 +27,13 @@ class WeightLoader {
   }
   /// As stored, on the host.
   Tensor stored(std::string_view tensor, const Shape& shape) const { return store_.get(name(tensor), shape); }
+  /// Bytes as they are, on the host.
+  Tensor bytes(std::string_view tensor, const Shape& shape) const {
+    const Tensor t = store_.load(name(tensor));
+    require(t.dtype() == DType::u8 && t.shape() == shape, "{}: {} is {} {}, expected U8 {}", store_.where(),
+            name(tensor), stored_name(t.dtype()), to_string(t.shape()), to_string(shape));
+    return t;
+  }
   /// f32 where the backend computes.
   Tensor tensor(std::string_view tensor, const Shape& shape) const {
     return ops_.upload(host(tensor, shape));
@@ -49,7 +56,9 @@ class WeightLoader {
   /// `layer`.weight as PyTorch stores a convolution's, [out, in, kernel…], with `layer`.bias [out].
   ConvWeight conv(std::string_view layer, const Shape& shape) const { return conv(layer, shape, false); }
   /// `layer`.weight [channels, 1, kernel…]: one group a channel; with `layer`.bias [channels].
-  ConvWeight depthwise_conv(std::string_view layer, const Shape& shape) const { return conv(layer, shape, true); }
+  ConvWeight depthwise_conv(std::string_view layer, const Shape& shape) const {
+    return conv(layer, shape, true);
+  }
   /// Shape of a tensor whose size the checkpoint decides; Error when it is missing.
   const Shape& shape_of(std::string_view tensor) const {
     const auto entry = store_.entries().find(name(tensor));
@@ -64,8 +73,8 @@ class WeightLoader {
 
  private:
   ConvWeight conv(std::string_view layer, const Shape& shape, bool depthwise) const {
-    return ops_.pack_conv(stored(std::string(layer) + ".weight", shape), host(std::string(layer) + ".bias", {shape[0]}),
-                          depthwise, false, dtype_);
+    return ops_.pack_conv(stored(std::string(layer) + ".weight", shape),
+                          host(std::string(layer) + ".bias", {shape[0]}), depthwise, false, dtype_);
   }
   std::string name(std::string_view part) const { return prefix_ + std::string(part); }
 

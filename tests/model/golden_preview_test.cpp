@@ -66,10 +66,11 @@ struct Forward {
   std::map<std::string, Tensor> probes;
 };
 
-Forward run_forward(const GoldenCase& c, DType dtype) {
+Forward run_forward(const GoldenCase& c, DType dtype, ExpertFormat experts = ExpertFormat::stored) {
   Arena arena = test_arena();
   const auto ops = make_ops(arena);
-  const auto config = golden_config();
+  auto config = golden_config();
+  config.expert_format = experts;
   const auto model = load_preview(*ops, *open_checkpoint(golden_model("preview")), config, dtype);
   PreviewRun run(*ops, *model, golden_sequence(c), dtype);
   Forward result;
@@ -205,6 +206,27 @@ TEST_P(PreviewForward, ForwardBf16) {
     if (name.starts_with("layer_") && c.has(name)) compare(name, value, name == "layer_0_out" ? 1.25 : 2.5);
   compare("video_velocity", stack_video(f.velocities), 2.5);
   compare("audio_velocity", stack_audio(f.velocities), 2.5);
+}
+
+/// Four-bit experts compute what their numbers do, to the bit, and are not the unquantised ones.
+TEST_P(PreviewForward, PackedExpertsEqualFakeQuantisedOnes) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    GOLDEN_CASE(c, "preview_forward_" + GetParam() + "_" + std::string(name_of(dtype)));
+    const Forward packed = run_forward(c, dtype, ExpertFormat::nvfp4);
+    const Forward fake = run_forward(c, dtype, ExpertFormat::nvfp4_fake);
+    const Forward plain = run_forward(c, dtype);
+    EXPECT_EQ(max_abs_diff(stack_video(packed.velocities), stack_video(fake.velocities)), 0)
+        << name_of(dtype);
+    EXPECT_EQ(max_abs_diff(stack_audio(packed.velocities), stack_audio(fake.velocities)), 0)
+        << name_of(dtype);
+    for (const auto& [name, value] : packed.probes)
+      EXPECT_EQ(max_abs_diff(value, fake.probes.at(name)), 0) << name << " " << name_of(dtype);
+    const double error = relative_l2(stack_video(packed.velocities), stack_video(plain.velocities));
+    std::printf("%s: NVFP4 experts change the video velocity by %.3g\n", std::string(name_of(dtype)).c_str(),
+                error);
+    EXPECT_GT(error, 1e-4);
+    EXPECT_LT(error, 0.3);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Golden, PreviewForward, testing::Values("t2v", "i2v"),
