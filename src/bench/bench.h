@@ -13,6 +13,7 @@
 #include "bench/op_profile.h"
 #include "core/progress.h"
 #include "io/config.h"
+#include "model/expert_format.h"
 
 namespace magi {
 
@@ -29,6 +30,7 @@ struct BenchOptions {
   BenchModel model = BenchModel::preview;
   Device device;
   DType dtype = DType::bf16;
+  ExpertFormat experts = ExpertFormat::stored;  ///< the preview's
 
   /// The model's part of a checkpoint root, as its loader takes it; without: random weights.
   std::optional<std::filesystem::path> weights;

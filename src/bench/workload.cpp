@@ -54,7 +54,8 @@ auto repeat(Step step) {
 }
 
 Workload preview_workload(Ops& ops, const BenchOptions& o, Progress& progress) {
-  const auto config = PreviewConfig::from(config_or_release(o, nlohmann::json::object()));
+  auto config = PreviewConfig::from(config_or_release(o, nlohmann::json::object()));
+  config.expert_format = o.experts;
   std::shared_ptr<const Preview> model =
       o.weights ? load_preview(ops, *open_checkpoint(*o.weights), config, o.dtype)
                 : synthetic_preview(ops, config, o.dtype, o.distinct);

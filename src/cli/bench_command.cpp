@@ -16,7 +16,7 @@ namespace {
 struct BenchArguments {
   BenchOptions options;
   std::string model = "preview", device = "cpu", dtype = "bf16";
-  std::string root, config, trace, json;
+  std::string root, config, trace, json, experts;
   bool synthetic = false;
   int threads = 0;
 };
@@ -51,6 +51,7 @@ void run(BenchArguments& a) {
   o.model = bench_model(a.model);
   o.device = parse_device(a.device);
   o.dtype = a.dtype == "f32" ? DType::f32 : DType::bf16;
+  if (!a.experts.empty()) o.experts = expert_format(a.experts);
   if (!a.trace.empty()) o.trace = a.trace;
   if (a.threads > 0) omp_set_num_threads(a.threads);
   const auto config = a.config.empty() ? std::nullopt : std::optional<std::filesystem::path>(a.config);
@@ -91,6 +92,8 @@ void add_bench_command(CLI::App& app, Work& work) {
   c.add_option("--dtype", a->dtype, "Arithmetic")
       ->check(CLI::IsMember({"f32", "bf16"}))
       ->capture_default_str();
+  c.add_option("--experts", a->experts, "The preview's expert weights (default: as stored)")
+      ->check(CLI::IsMember({"bf16", "nvfp4", "nvfp4-fake"}));
   c.add_option("--threads", a->threads, "CPU threads (default: all)")->check(CLI::PositiveNumber);
   c.add_flag("--ops", o.operations, "One more step, with every operation timed");
   c.add_option("--profile", a->trace, "Write that step as a Chrome trace");

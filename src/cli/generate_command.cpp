@@ -28,6 +28,7 @@ struct GenerateArguments {
   std::string stats;
   std::string latents;
   std::string device;
+  std::string experts;
   int threads = 0;
   bool no_audio = false;
   EnhanceArguments enhance;
@@ -77,6 +78,7 @@ void run_generate(GenerateArguments& a) {
 
   EngineOptions engine;
   engine.device = a.device.empty() ? default_device() : parse_device(a.device);
+  if (!a.experts.empty()) engine.experts = expert_format(a.experts);
 
   ProgressBar progress;
   const InterruptGuard guard(progress);
@@ -142,6 +144,10 @@ void add_generate_command(CLI::App& app, Work& work) {
   add_field<std::string>(c, *a, "--dtype", "dtype", "Arithmetic: bf16 (default) or f32");
   c.add_option("--device", a->device,
                "Where to compute: cpu, cuda or cuda:N (default: the first GPU, else the CPU)");
+  c.add_option("--experts", a->experts,
+               "How expert weights are kept: bf16, nvfp4 (four bits, a quarter of the memory) or nvfp4-fake "
+               "(those numbers as bf16); default: as the root has them")
+      ->check(CLI::IsMember({"bf16", "nvfp4", "nvfp4-fake"}));
   c.add_option("--threads", a->threads, "CPU threads (default: all)")->check(CLI::PositiveNumber);
   c.add_flag("--no-audio", a->no_audio, "No sound track");
   c.add_option("--save-latents", a->latents, "Directory for the latents, as safetensors");

@@ -4,11 +4,13 @@
 #pragma once
 
 #include "core/tensor.h"
+#include "model/expert_format.h"
 
 namespace magi {
 
 struct EngineOptions {
   Device device;
+  ExpertFormat experts = ExpertFormat::stored;
   /// Loaded parts of the checkpoint stay as long as memory holds them, for an engine that makes clip after
   /// clip. Else one at a time: peak memory follows the largest.
   bool keep_parts = false;

@@ -81,6 +81,7 @@ Pipeline::Pipeline(const CheckpointRoot& root, Progress& progress, const EngineO
                    std::shared_ptr<PartCache> parts)
     : root_(root),
       progress_(&progress),
+      experts_(options.experts),
       arena_(scratch_arena(options.device)),
       ops_(make_ops(arena_)),
       parts_(parts ? std::move(parts) : std::make_shared<PartCache>(options.device, false)) {}
@@ -159,7 +160,8 @@ Latents Pipeline::denoise(const Request& request, const TextFeatures& text,
                           const std::vector<Tensor>& image_latents, const SampleState& start,
                           const StepSink& on_step) {
   const auto part = parts_->get<PreviewPart>(request.dtype, root_.preview(), [&]() -> PreviewPart {
-    const auto config = PreviewConfig::from(root_.config());
+    auto config = PreviewConfig::from(root_.config());
+    config.expert_format = experts_;
     auto store = open_checkpoint(root_.preview());
     auto model =
         load_preview(*ops_, *store, config, request.dtype, count_layers("load preview", config.layers));

@@ -64,6 +64,7 @@ class Pipeline {
 
   const CheckpointRoot& root_;
   Progress* progress_;
+  ExpertFormat experts_;
   Arena arena_;
   std::unique_ptr<Ops> ops_;
   std::shared_ptr<PartCache> parts_;  ///< after ops_: the tensors go first
