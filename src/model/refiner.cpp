@@ -28,11 +28,30 @@ Velocity Refiner::forward(Ops& ops, const PackedSequence& sequence, const Sequen
 
 Tensor Refiner::attention(Ops& ops, const RefinerLayer& layer, const Tensor& n,
                           const PackedSequence& sequence, const SequenceOnDevice& inputs) const {
+  const std::array<std::int64_t, 3> cells{sequence.grid.t, sequence.grid.h, sequence.grid.w};
+  const BlockGrid grid(cells, config_.block);
+  // A layer without windows has one that reaches everything.
+  const auto window =
+      WindowOptions::whole(cells, config_.block, layer.windowed ? config_.radius : grid.counts());
   const auto attend = [&](const Tensor& qkv, const AttentionOptions& options) {
-    if (!layer.windowed) return ops.attention(qkv, sample_ranges(sequence.segments), options);
-    const WindowOptions window{
-        {sequence.grid.t, sequence.grid.h, sequence.grid.w}, config_.block, config_.radius};
-    return ops.window_attention(qkv, window, options);
+    const std::int64_t q_size = config_.attention.q_size(), video = sequence.grid.cells();
+    const Tensor q = qkv.columns(0, q_size), kv = qkv.columns(q_size, qkv.dim(1) - q_size);
+    const RowRange others{video, qkv.dim(0)};
+    const auto of = [&](RowRange rows) {
+      AttentionOptions part = options;
+      if (options.gate.defined()) part.gate = options.gate.rows(rows.first, rows.size());
+      return part;
+    };
+    Tensor y = ops.arena().alloc(qkv.dtype(), {qkv.dim(0), q_size});
+    ops.window_attention(q.rows(0, video), kv, window, of({0, video}), y.rows(0, video));
+    if (others.size() == 0) return y;
+    std::vector<RowRange> parts;
+    for (const RowRange& blocks : window_parts(grid.size())) parts.push_back(grid.rows(blocks));
+    parts.push_back(others);
+    const Tensor partials[] = {
+        ops.attention_partials(q.rows(others.first, others.size()), kv, parts, of(others))};
+    ops.merge_attention(partials, of(others), y.rows(others.first, others.size()));
+    return y;
   };
   return attention_branch(ops, layer.attention, config_.attention, n, inputs.rope, sequence.segments, attend);
 }

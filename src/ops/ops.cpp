@@ -15,20 +15,35 @@ namespace {
 constexpr std::int64_t kMaxHeadDim = 1024;
 constexpr std::int64_t kMaxTopK = 64;
 
-/// Heads, widths and gate of both kinds of attention.
-void check_attention(std::string_view op, const Tensor& qkv, const AttentionOptions& o) {
+/// Heads, sinks, and gate for `rows` queries, of all kinds of attention.
+void check_attention(std::string_view op, std::int64_t rows, const AttentionOptions& o) {
   require(o.heads > 0 && o.kv_heads > 0 && o.heads % o.kv_heads == 0,
           "{}: {} heads over {} kv heads, expected a positive multiple", op, o.heads, o.kv_heads);
   require(o.head_dim > 0 && o.head_dim <= kMaxHeadDim, "{}: head_dim {}, expected 1 to {}", op, o.head_dim,
           kMaxHeadDim);
-  checks::tensor(op, "qkv", qkv, {-1, (o.heads + 2 * o.kv_heads) * o.head_dim});
-  checks::work_dtype(op, "qkv", qkv);
   if (o.sinks.defined()) checks::f32(op, "sinks", o.sinks, {-1, o.heads});
   if (o.gate.defined()) {
     const bool per_head = o.gate.rank() == 2 && o.gate.dim(1) == o.heads;
-    checks::tensor(op, "gate", o.gate, {qkv.dim(0), per_head ? o.heads : o.heads * o.head_dim});
+    checks::tensor(op, "gate", o.gate, {rows, per_head ? o.heads : o.heads * o.head_dim});
     checks::work_dtype(op, "gate", o.gate);
   }
+}
+
+/// The same, and queries and keys that lie apart.
+void check_attention(std::string_view op, const Tensor& q, const Tensor& kv, const AttentionOptions& o) {
+  check_attention(op, q.defined() && q.rank() == 2 ? q.dim(0) : 0, o);
+  require(!o.causal, "{}: causal is for plain attention only", op);
+  checks::tensor(op, "q", q, {-1, o.heads * o.head_dim});
+  checks::work_dtype(op, "q", q);
+  checks::tensor(op, "kv", kv, {-1, 2 * o.kv_heads * o.head_dim});
+  checks::dtype(op, "kv", kv, {q.dtype()});
+}
+
+/// Rows of a larger tensor, for attention's results.
+void check_attention_result(std::string_view op, const Tensor& y, std::int64_t rows,
+                            const AttentionOptions& o) {
+  checks::tensor(op, "y", y, {rows, o.heads * o.head_dim}, true);
+  checks::work_dtype(op, "y", y);
 }
 
 void check_coefficients(std::string_view op, const MhcCoefficients& c, DType dtype, std::int64_t n,
@@ -146,12 +161,19 @@ void Ops::set_time_features(Tensor x, const Tensor& features, const Segments& se
 }
 
 Tensor Ops::cast(const Tensor& x, DType dtype) {
-  require(x.defined() && (x.contiguous() || x.rank() == 2), "cast: x must be a dense tensor");
-  checks::work_dtype("cast", "x", x);
+  require(x.defined(), "cast: x must be a dense tensor");
   require(checks::is_float(dtype), "cast: result dtype {}, expected f32 or bf16", name_of(dtype));
   Tensor y = arena().alloc(dtype, x.shape());
-  run({"cast", 0, checks::bytes({&x, &y})}, [&] { do_cast(x, y); });
+  cast_into(y, x);
   return y;
+}
+
+void Ops::cast_into(Tensor y, const Tensor& x) {
+  require(x.defined() && (x.contiguous() || x.rank() == 2), "cast: x must be a dense tensor");
+  checks::work_dtype("cast", "x", x);
+  checks::tensor("cast", "y", y, x.shape(), true);
+  checks::work_dtype("cast", "y", y);
+  run({"cast", 0, checks::bytes({&x, &y})}, [&] { do_cast(x, y); });
 }
 
 void Ops::add(Tensor a, const Tensor& b) {
@@ -223,7 +245,9 @@ void Ops::qk_norm_rope(Tensor qkv, std::int64_t heads, std::int64_t kv_heads, co
 }
 
 Tensor Ops::attention(const Tensor& qkv, std::span<const RowRange> samples, const AttentionOptions& options) {
-  check_attention("attention", qkv, options);
+  check_attention("attention", qkv.dim(0), options);
+  checks::tensor("attention", "qkv", qkv, {-1, (options.heads + 2 * options.kv_heads) * options.head_dim});
+  checks::work_dtype("attention", "qkv", qkv);
   std::int64_t next = 0;
   double pairs = 0;
   for (const RowRange& r : samples) {
@@ -240,28 +264,68 @@ Tensor Ops::attention(const Tensor& qkv, std::span<const RowRange> samples, cons
   return y;
 }
 
-Tensor Ops::window_attention(const Tensor& qkv, const WindowOptions& window,
-                             const AttentionOptions& options) {
-  check_attention("window_attention", qkv, options);
-  require(!options.causal, "window_attention: causal is for plain attention only");
-  double cells = 1, reach = 1;
+void Ops::window_attention(const Tensor& q, const Tensor& kv, const WindowOptions& window,
+                           const AttentionOptions& options, Tensor y) {
+  check_attention("window_attention", q, kv, options);
+  const BlockGrid grid(window.grid, window.block);
+  require(window.blocks.first >= 0 && window.blocks.first <= window.blocks.end &&
+              window.blocks.end <= grid.size(),
+          "window_attention: blocks {} to {} of {}", window.blocks.first, window.blocks.end, grid.size());
+  double reach = 1;
   for (std::size_t axis = 0; axis < 3; ++axis) {
-    require(window.grid[axis] > 0 && window.block[axis] > 0 && window.radius[axis] >= 0,
-            "window_attention: axis {}: grid {}, block {}, radius {} must be positive", axis,
-            window.grid[axis], window.block[axis], window.radius[axis]);
-    const double cells_on_axis = static_cast<double>(window.grid[axis]);
-    cells *= cells_on_axis;
-    reach *= std::min(cells_on_axis, (2.0 * static_cast<double>(window.radius[axis]) + 1.0) *
-                                         static_cast<double>(window.block[axis]));
+    require(window.radius[axis] >= 0, "window_attention: axis {}: a radius of {}", axis, window.radius[axis]);
+    reach *= std::min(
+        static_cast<double>(window.grid[axis]),
+        (2.0 * static_cast<double>(window.radius[axis]) + 1) * static_cast<double>(window.block[axis]));
   }
-  const double rows = static_cast<double>(qkv.dim(0));
-  require(cells <= rows, "window_attention: a grid of {} cells needs as many rows, qkv has {}", cells, rows);
-  const double pairs = cells * (reach + rows - cells) + (rows - cells) * rows;
-  Tensor y = arena().alloc(qkv.dtype(), {qkv.dim(0), options.heads * options.head_dim});
+  const RowRange rows = grid.rows(window.blocks), needed = grid.reach(window.blocks, window.radius);
+  require(q.dim(0) == rows.size(), "window_attention: blocks {} to {} have {} rows, q has {}",
+          window.blocks.first, window.blocks.end, rows.size(), q.dim(0));
+  require(window.keys.first <= needed.first && needed.end <= window.keys.end && window.keys.first >= 0 &&
+              window.keys.size() <= kv.dim(0),
+          "window_attention: keys of video rows {} to {} in {} rows, rows {} to {} are needed",
+          window.keys.first, window.keys.end, kv.dim(0), needed.first, needed.end);
+  check_attention_result("window_attention", y, q.dim(0), options);
+  const double pairs =
+      static_cast<double>(rows.size()) * (reach + static_cast<double>(kv.dim(0) - window.keys.size()));
+  if (rows.size() == 0) return;
   run({"window_attention", 4.0 * pairs * static_cast<double>(options.heads * options.head_dim),
-       checks::bytes({&qkv, &y})},
-      [&] { do_window_attention(qkv, window, options, y); });
-  return y;
+       checks::bytes({&q, &kv, &y})},
+      [&] { do_window_attention(q, kv, window, options, y); });
+}
+
+Tensor Ops::attention_partials(const Tensor& q, const Tensor& kv, std::span<const RowRange> parts,
+                               const AttentionOptions& options) {
+  AttentionOptions plain = options;
+  plain.sinks = plain.gate = {};
+  check_attention("attention_partials", q, kv, plain);
+  double pairs = 0;
+  for (const RowRange& part : parts) {
+    require(part.first >= 0 && part.size() > 0 && part.end <= kv.dim(0),
+            "attention_partials: a part has rows {} to {} of {}", part.first, part.end, kv.dim(0));
+    pairs += static_cast<double>(part.size()) * static_cast<double>(q.dim(0));
+  }
+  Tensor partials = arena().alloc(
+      DType::f32, {q.dim(0), static_cast<std::int64_t>(parts.size()), options.heads, options.head_dim + 2});
+  if (partials.numel() == 0) return partials;
+  run({"attention_partials", 4.0 * pairs * static_cast<double>(options.heads * options.head_dim),
+       checks::bytes({&q, &kv, &partials})},
+      [&] { do_attention_partials(q, kv, parts, plain, partials); });
+  return partials;
+}
+
+void Ops::merge_attention(std::span<const Tensor> partials, const AttentionOptions& options, Tensor y) {
+  check_attention("merge_attention", y.dim(0), options);
+  check_attention_result("merge_attention", y, y.dim(0), options);
+  require(!partials.empty() && partials.size() <= 128, "merge_attention: {} tensors, expected 1 to 128",
+          partials.size());
+  double bytes = checks::bytes({&y});
+  for (const Tensor& part : partials) {
+    checks::f32("merge_attention", "partials", part, {y.dim(0), -1, options.heads, options.head_dim + 2});
+    bytes += checks::bytes({&part});
+  }
+  if (y.dim(0) == 0) return;
+  run({"merge_attention", 0, bytes}, [&] { do_merge_attention(partials, options, y); });
 }
 
 Routing Ops::route(const Tensor& z, const Tensor& gate, const Tensor& bias, std::int64_t heads,

@@ -23,6 +23,7 @@
 #include "core/segments.h"
 #include "core/tensor.h"
 #include "ops/transfer.h"
+#include "ops/window.h"
 
 namespace magi {
 
@@ -102,13 +103,6 @@ struct AttentionOptions {
   bool causal = false;  ///< within each sample
   Tensor sinks;         ///< [n_sink, heads] f32 extra logits with zero values, or undefined
   Tensor gate;          ///< logits; output × σ(gate): [N, heads] or [N, heads·head_dim], or undefined
-};
-
-/// The refiner's window attention: the video rows (first in the sequence) are `grid` cells in block order.
-struct WindowOptions {
-  std::array<std::int64_t, 3> grid{};    ///< t,h,w cells
-  std::array<std::int64_t, 3> block{};   ///< cells a block
-  std::array<std::int64_t, 3> radius{};  ///< blocks to each side
 };
 
 /// Chosen experts: index [N,H,k] i32 (0…E−1 within the head, by falling score), weight [N,H,k] f32.
@@ -220,6 +214,8 @@ class Ops {
 
   /// x in another float dtype, or a copy in the same one.
   Tensor cast(const Tensor& x, DType dtype);
+  /// Same, into y (rows of a larger tensor) of x's shape, in y's dtype.
+  void cast_into(Tensor y, const Tensor& x);
 
   /// a ← a + b; a may be f32 while b is bf16. Shapes equal.
   void add(Tensor a, const Tensor& b);
@@ -243,10 +239,23 @@ class Ops {
   /// ⌊h·kv_heads/heads⌋. Sinks and gate as in AttentionOptions.
   Tensor attention(const Tensor& qkv, std::span<const RowRange> samples, const AttentionOptions& options);
 
-  /// As attention, for one sample whose rows are the block-ordered video grid, then audio and text: a video
-  /// query attends the video rows of the blocks within `radius` and every other row; the other queries attend
-  /// everything.
-  Tensor window_attention(const Tensor& qkv, const WindowOptions& window, const AttentionOptions& options);
+  /// The refiner's windows (window.h): q [n, heads·head_dim], the rows of `window.blocks`; kv [m, 2·kv_heads·
+  /// head_dim], k heads then v heads, of the video rows `window.keys`, then of every audio and text row. A
+  /// query attends the video rows of the blocks within `radius` and all that are not video. → y [n,
+  /// heads·head_dim], rows of a larger tensor. Sinks and gate as in AttentionOptions, n rows.
+  void window_attention(const Tensor& q, const Tensor& kv, const WindowOptions& window,
+                        const AttentionOptions& options, Tensor y);
+
+  /// Attention of q [n, heads·head_dim] over each range of kv's rows [m, 2·kv_heads·head_dim] alone, neither
+  /// normalised nor gated, for merge_attention → [n, parts, heads, head_dim + 2] f32: with s =
+  /// q·k·scale·log₂e and top the highest s (or one not far below it), Σ 2^(s−top)·v, top, Σ 2^(s−top). Parts
+  /// are not empty.
+  Tensor attention_partials(const Tensor& q, const Tensor& kv, std::span<const RowRange> parts,
+                            const AttentionOptions& options);
+  /// Attention from its partial results, at most 128 tensors of them: merged in the order given, one after
+  /// another; how they are spread over tensors shows nowhere. Sinks and gate as the options say → y [n,
+  /// heads·head_dim], rows of a larger tensor.
+  void merge_attention(std::span<const Tensor> partials, const AttentionOptions& options, Tensor y);
 
   /// z [N, H·d] → the k largest of σ(gate_h·z_h) + bias a head; weight = σ of the chosen / max(Σ, 1e-12) ·
   /// scale. gate [H·E, d] f32, bias [H·E] f32; scores in f32.
@@ -308,8 +317,12 @@ class Ops {
                                const Segments& segments) = 0;
   virtual void do_attention(const Tensor& qkv, std::span<const RowRange> samples,
                             const AttentionOptions& options, Tensor& y) = 0;
-  virtual void do_window_attention(const Tensor& qkv, const WindowOptions& window,
+  virtual void do_window_attention(const Tensor& q, const Tensor& kv, const WindowOptions& window,
                                    const AttentionOptions& options, Tensor& y) = 0;
+  virtual void do_attention_partials(const Tensor& q, const Tensor& kv, std::span<const RowRange> parts,
+                                     const AttentionOptions& options, Tensor& partials) = 0;
+  virtual void do_merge_attention(std::span<const Tensor> partials, const AttentionOptions& options,
+                                  Tensor& y) = 0;
   virtual void do_route(const Tensor& z, const Tensor& gate, const Tensor& bias, std::int64_t heads,
                         std::int64_t top_k, float scale, Routing& routing) = 0;
   virtual void do_experts(const Tensor& z, const Routing& routing, const ExpertWeight& w, Tensor& y) = 0;

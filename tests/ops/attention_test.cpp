@@ -191,19 +191,94 @@ std::vector<std::array<std::int64_t, 3>> blocks_of_rows(const WindowOptions& w) 
   return rows;
 }
 
+/// The refiner's attention as the model composes it.
+struct RefinerAttention {
+  Ops& ops;
+  WindowOptions window;
+  AttentionOptions options;
+
+  AttentionOptions of(RowRange rows) const {
+    AttentionOptions part = options;
+    if (options.gate.defined()) part.gate = options.gate.rows(rows.first, rows.size());
+    return part;
+  }
+  /// Rows [first, end) of `kv`, in memory of their own.
+  static Tensor rows_of(const Tensor& kv, std::initializer_list<RowRange> ranges) {
+    std::int64_t count = 0;
+    for (const RowRange& r : ranges) count += r.size();
+    Tensor result = Tensor::empty(kv.dtype(), {count, kv.dim(1)});
+    std::int64_t row = 0;
+    for (const RowRange& r : ranges) {
+      const Tensor from = kv.rows(r.first, r.size()).clone();
+      if (from.bytes()) std::memcpy(result.rows(row, r.size()).raw(), from.raw(), from.bytes());
+      row += r.size();
+    }
+    return result;
+  }
+
+  Tensor video(const Tensor& qkv, RowRange blocks) const {
+    const BlockGrid grid(window.grid, window.block);
+    const std::int64_t q_size = options.heads * options.head_dim;
+    const RowRange rows = grid.rows(blocks), all = window.keys;
+    WindowOptions share = window;
+    share.blocks = blocks;
+    share.keys = grid.reach(blocks, window.radius);
+    const Tensor kv = rows_of(qkv.columns(q_size, qkv.dim(1) - q_size), {share.keys, {all.end, qkv.dim(0)}});
+    Tensor y = ops.arena().alloc(qkv.dtype(), {rows.size(), q_size});
+    ops.window_attention(qkv.columns(0, q_size).rows(rows.first, rows.size()), kv, share, of(rows), y);
+    return y;
+  }
+  /// Partial results of the video's parts in `tensors` tensors, as so many ranks would have them.
+  Tensor others(const Tensor& qkv, std::int64_t tensors) const {
+    const BlockGrid grid(window.grid, window.block);
+    const std::int64_t q_size = options.heads * options.head_dim, video = window.keys.end,
+                       rows = qkv.dim(0) - video;
+    const Tensor q = qkv.columns(0, q_size).rows(video, rows), kv = qkv.columns(q_size, qkv.dim(1) - q_size);
+    std::vector<RowRange> parts;
+    for (const RowRange& blocks : window_parts(grid.size())) parts.push_back(grid.rows(blocks));
+    parts.push_back({video, qkv.dim(0)});
+    const auto count = static_cast<std::int64_t>(parts.size());
+    std::vector<Tensor> partials;
+    for (std::int64_t i = 0; i < tensors; ++i) {
+      const auto first = parts.begin() + i * count / tensors, end = parts.begin() + (i + 1) * count / tensors;
+      partials.push_back(ops.attention_partials(q, kv, {first, end}, options));
+    }
+    Tensor y = ops.arena().alloc(qkv.dtype(), {rows, q_size});
+    ops.merge_attention(partials, of({video, qkv.dim(0)}), y);
+    return y;
+  }
+  Tensor operator()(const Tensor& qkv) const {
+    const Tensor a = video(qkv, window.blocks);
+    if (qkv.dim(0) == window.keys.end) return a;
+    const Tensor b = others(qkv, 1);
+    Tensor result = Tensor::empty(a.dtype(), {qkv.dim(0), a.dim(1)});
+    std::memcpy(result.raw(), a.raw(), a.bytes());
+    std::memcpy(result.rows(a.dim(0), b.dim(0)).raw(), b.raw(), b.bytes());
+    return result;
+  }
+};
+
+struct WindowCase {
+  WindowOptions window;
+  std::int64_t others;
+};
+std::vector<WindowCase> window_cases() {
+  return {{WindowOptions::whole({8, 16, 16}, {8, 4, 4}, {1, 1, 1}), 37},
+          {WindowOptions::whole({8, 16, 16}, {8, 4, 4}, {2, 2, 2}), 0},
+          {WindowOptions::whole({5, 7, 9}, {2, 3, 4}, {1, 0, 1}), 5},
+          {WindowOptions::whole({3, 1, 11}, {4, 4, 4}, {2, 2, 1}), 90},
+          {WindowOptions::whole({1, 1, 1}, {8, 4, 4}, {2, 2, 2}), 1},
+          {WindowOptions::whole({9, 10, 10}, {9, 8, 8}, {0, 1, 0}), 3},
+          {WindowOptions::whole({7, 9, 9}, {2, 2, 2}, {9, 9, 9}), 70}};
+}
+
 TEST_P(AttentionTest, WindowEqualsDenseMaskedAttention) {
-  struct Case {
-    WindowOptions window;
-    std::int64_t others;
-  };
-  const Case cases[] = {{{{8, 16, 16}, {8, 4, 4}, {1, 1, 1}}, 37}, {{{8, 16, 16}, {8, 4, 4}, {2, 2, 2}}, 0},
-                        {{{5, 7, 9}, {2, 3, 4}, {1, 0, 1}}, 5},    {{{3, 1, 11}, {4, 4, 4}, {2, 2, 1}}, 90},
-                        {{{1, 1, 1}, {8, 4, 4}, {2, 2, 2}}, 1},    {{{9, 10, 10}, {9, 8, 8}, {0, 1, 0}}, 3}};
   unsigned seed = 1;
-  for (const Case& c : cases) {
+  for (const WindowCase& c : window_cases()) {
     const auto blocks = blocks_of_rows(c.window);
     const std::int64_t video = static_cast<std::int64_t>(blocks.size()), rows = video + c.others;
     AttentionOptions o{2, 1, 16, 0, false, {}, random_tensor(dtype(), {rows, 2}, ++seed)};
+    if (c.others > 50) o.sinks = random_f32({2, 2}, ++seed, 3);
     const Tensor qkv = random_qkv(rows, o, ++seed);
     const Sees sees = [&](std::int64_t q, std::int64_t k) {
       if (q >= video || k >= video) return true;
@@ -213,13 +288,67 @@ TEST_P(AttentionTest, WindowEqualsDenseMaskedAttention) {
       }
       return true;
     };
+    const RefinerAttention attend{*ops_, c.window, o};
     omp_set_num_threads(1);
-    const Tensor y = ops_->window_attention(qkv, c.window, o);
+    const Tensor y = attend(qkv);
     omp_set_num_threads(2);
-    EXPECT_TRUE(same_bytes(y, ops_->window_attention(qkv, c.window, o))) << "one and two threads differ";
+    EXPECT_TRUE(same_bytes(y, attend(qkv))) << "one and two threads differ";
     EXPECT_LT(relative_error(y, attention_of(qkv, o, sees)), attention_tolerance(dtype()))
         << to_string({c.window.grid.begin(), c.window.grid.end()});
   }
+}
+
+TEST_P(AttentionTest, WindowsOfAnyShareOfTheBlocksHaveTheSameBytes) {
+  unsigned seed = 1;
+  for (const WindowCase& c : window_cases()) {
+    const BlockGrid grid(c.window.grid, c.window.block);
+    const std::int64_t video = c.window.keys.end;
+    AttentionOptions o{4, 2, 24, 0, false, {}, random_tensor(dtype(), {video + c.others, 4}, ++seed)};
+    const Tensor qkv = random_qkv(video + c.others, o, ++seed);
+    const RefinerAttention attend{*ops_, c.window, o};
+    const Tensor whole = attend.video(qkv, c.window.blocks);
+    for (const std::int64_t ranks : {2, 3, 7}) {
+      for (std::int64_t r = 0; r < ranks; ++r) {
+        const RowRange blocks{r * grid.size() / ranks, (r + 1) * grid.size() / ranks};
+        const RowRange rows = grid.rows(blocks);
+        EXPECT_TRUE(same_bytes(attend.video(qkv, blocks), whole.rows(rows.first, rows.size())))
+            << "rank " << r << " of " << ranks;
+      }
+      if (c.others == 0) continue;
+      EXPECT_TRUE(same_bytes(attend.others(qkv, ranks), attend.others(qkv, 1))) << ranks << " ranks";
+    }
+  }
+}
+
+TEST_P(AttentionTest, PartialResultsOfOtherQueriesDoNotShow) {
+  AttentionOptions o{2, 1, 16, 0, false, {}, {}};
+  const Tensor q = random({70, 32}, 1, 1.5f), kv = random({900, 32}, 2, 1.5f);
+  const std::vector<RowRange> parts{{0, 300}, {300, 301}, {301, 900}};
+  const Tensor all = ops_->attention_partials(q, kv, parts, o),
+               alone = ops_->attention_partials(q.rows(65, 1), kv, parts, o);
+  EXPECT_TRUE(same_bytes(alone, all.rows(65, 1)));
+}
+
+TEST_P(AttentionTest, WindowRefusesWrongInput) {
+  AttentionOptions o{2, 1, 16, 0, false, {}, {}};
+  WindowOptions window = WindowOptions::whole({4, 4, 4}, {2, 2, 2}, {1, 1, 1});
+  const Tensor q = random({64, 32}, 1), kv = random({64, 32}, 2);
+  Tensor y = random({64, 32}, 3);
+  const auto attend = [&] { ops_->window_attention(q, kv, window, o, y); };
+  window.keys.first = 8;
+  expect_error(attend, "rows 0 to 64 are needed");
+  window.keys.first = 0;
+  window.blocks.end = 7;
+  expect_error(attend, "have 56 rows, q has 64");
+  window.blocks.end = 9;
+  expect_error(attend, "blocks 0 to 9 of 8");
+  window.block[1] = 0;
+  expect_error(attend, "axis 1: a grid of 4 in blocks of 0");
+  expect_error(
+      [&] {
+        ops_->attention_partials(q, kv, std::vector<RowRange>{{0, 64}, {64, 64}}, o);
+      },
+      "rows 64 to 64");
 }
 
 MAGI2_BOTH_DTYPES(AttentionTest);
@@ -229,7 +358,7 @@ TEST(WindowPlan, OfA1080pGridIsSmallAndQuick) {
   double ms = INFINITY;  // the best of some: other programs may run too
   for (int i = 0; i < 5; ++i) {
     const auto start = std::chrono::steady_clock::now();
-    plan = plan_window({{63, 68, 120}, {8, 4, 4}, {2, 2, 2}}, 63 * 68 * 120 + 1000, 128);
+    plan = plan_window(WindowOptions::whole({63, 68, 120}, {8, 4, 4}, {2, 2, 2}), 63 * 68 * 120 + 1000, 128);
     ms = std::min(
         ms, std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
   }

@@ -268,19 +268,72 @@ TEST_P(CudaOpsTest, Attention) {
 }
 
 TEST_P(CudaOpsTest, WindowAttention) {
-  for (const int dim : {128, 16}) {
-    const WindowOptions window{{3, 5, 7}, {2, 2, 3}, {1, 1, 1}};
-    const int rows = 3 * 5 * 7 + 13;
-    const Tensor qkv = random({rows, 4 * dim});
-    compare(
-        [&](Ops& ops, const Put& put) -> std::vector<Tensor> {
-          AttentionOptions o;
-          o.heads = 2;
-          o.kv_heads = 1;
-          o.head_dim = dim;
-          return {ops.window_attention(put(qkv), window, o)};
-        },
-        3e-6, 8e-3);
+  for (const int dim : {128, 64, 16}) {
+    const auto window = WindowOptions::whole({5, 6, 7}, {2, 2, 3}, {1, 1, 1});
+    const BlockGrid grid(window.grid, window.block);
+    const std::int64_t video = window.keys.end, others = 13, q_size = 2 * dim;
+    const Tensor qkv = random({video + others, 4 * dim}), gate = random({video + others, 2}),
+                 sinks = random_f32({2, 2});
+    const auto options = [&](const Put& put, RowRange rows) {
+      AttentionOptions o;
+      o.heads = 2;
+      o.kv_heads = 1;
+      o.head_dim = dim;
+      o.gate = put(gate).rows(rows.first, rows.size());
+      o.sinks = put(sinks);
+      return o;
+    };
+    // A share of the blocks, with the keys that they reach.
+    const auto windows = [&](RowRange blocks) {
+      return [&, blocks](Ops& ops, const Put& put) -> std::vector<Tensor> {
+        WindowOptions share = window;
+        share.blocks = blocks;
+        share.keys = grid.reach(blocks, window.radius);
+        const RowRange rows = grid.rows(blocks);
+        const Tensor all = put(qkv), from = all.columns(q_size, 2 * dim);
+        Tensor kv = ops.arena().alloc(qkv.dtype(), {share.keys.size() + others, 2 * dim});
+        ops.cast_into(kv.rows(0, share.keys.size()), from.rows(share.keys.first, share.keys.size()));
+        ops.cast_into(kv.rows(share.keys.size(), others), from.rows(video, others));
+        Tensor y = ops.arena().alloc(qkv.dtype(), {rows.size(), q_size});
+        ops.window_attention(all.columns(0, q_size).rows(rows.first, rows.size()), kv, share,
+                             options(put, rows), y);
+        return {y};
+      };
+    };
+    compare(windows(window.blocks), 3e-6, 8e-3);
+    const Tensor whole = on_gpu(windows(window.blocks)).front();
+    for (const RowRange blocks : {RowRange{0, 7}, RowRange{7, 8}, RowRange{8, grid.size()}}) {
+      const RowRange rows = grid.rows(blocks);
+      EXPECT_TRUE(same_bytes(on_gpu(windows(blocks)).front(), whole.rows(rows.first, rows.size())))
+          << "blocks " << blocks.first << " to " << blocks.end;
+    }
+    // What attends everything: the parts in one tensor or in several, each row with others or alone.
+    const auto parted = [&](std::vector<std::size_t> cuts, RowRange rows) {
+      return [&, cuts, rows](Ops& ops, const Put& put) -> std::vector<Tensor> {
+        std::vector<RowRange> parts;
+        for (const RowRange& blocks : window_parts(grid.size())) parts.push_back(grid.rows(blocks));
+        parts.push_back({video, video + others});
+        const Tensor all = put(qkv), kv = all.columns(q_size, 2 * dim),
+                     q = all.columns(0, q_size).rows(rows.first, rows.size());
+        std::vector<Tensor> partials;
+        std::size_t first = 0;
+        std::vector<std::size_t> ends = cuts;
+        ends.push_back(parts.size());
+        for (const std::size_t end : ends) {
+          partials.push_back(ops.attention_partials(q, kv, std::span(parts).subspan(first, end - first),
+                                                    options(put, rows)));
+          first = end;
+        }
+        Tensor y = ops.arena().alloc(qkv.dtype(), {rows.size(), q_size});
+        ops.merge_attention(partials, options(put, rows), y);
+        return {y};
+      };
+    };
+    const RowRange text{video, video + others};
+    compare(parted({}, text), 3e-6, 8e-3);
+    const Tensor merged = on_gpu(parted({}, text)).front();
+    EXPECT_TRUE(same_bytes(on_gpu(parted({1, 1, 17}, text)).front(), merged));
+    EXPECT_TRUE(same_bytes(on_gpu(parted({30}, {video + 7, video + 8})).front(), merged.rows(7, 1)));
   }
 }
 

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <map>
 #include <optional>
 
@@ -29,24 +28,17 @@ const std::byte* at(const Tensor& t, std::int64_t row, std::int64_t column) {
          static_cast<std::size_t>(row * t.pitch() + column) * size_of(t.dtype());
 }
 
-/// log Σ exp of each head's sinks, in base 2; minus infinity without sinks.
-std::vector<float> sink_logits(const Tensor& sinks, std::int64_t heads) {
-  std::vector<float> result(static_cast<std::size_t>(heads), -std::numeric_limits<float>::infinity());
-  if (!sinks.defined()) return result;
-  for (std::int64_t h = 0; h < heads; ++h) {
-    const float* logit = sinks.data<float>() + h;
-    double high = -std::numeric_limits<double>::infinity(), sum = 0;
-    for (std::int64_t i = 0; i < sinks.dim(0); ++i) high = std::max<double>(high, logit[i * heads]);
-    for (std::int64_t i = 0; i < sinks.dim(0); ++i) sum += std::exp(logit[i * heads] - high);
-    if (sum > 0) result[static_cast<std::size_t>(h)] = static_cast<float>((high + std::log(sum)) * M_LOG2E);
-  }
-  return result;
-}
-
 class Attention {
  public:
-  Attention(const Tensor& qkv, const AttentionPlan& plan, const AttentionOptions& options, Tensor& y)
-      : qkv_(qkv), plan_(plan), options_(options), y_(y), depth_(round_up(options.head_dim, kDepthStep)) {
+  /// y: finished rows [n, heads·head_dim], or partial ones [n, parts, heads, head_dim + 2].
+  Attention(const Tensor& q, const Tensor& kv, const AttentionPlan& plan, const AttentionOptions& options,
+            Tensor& y)
+      : q_(q),
+        kv_(kv),
+        plan_(plan),
+        options_(options),
+        y_(y),
+        depth_(round_up(options.head_dim, kDepthStep)) {
     const float scale =
         options.scale != 0 ? options.scale : 1.0f / std::sqrt(static_cast<float>(options.head_dim));
     scale_ = scale * static_cast<float>(M_LOG2E);
@@ -119,7 +111,7 @@ class Attention {
     const std::int64_t width = width_of(keys);
     auto found = products_.find(width);
     if (found == products_.end()) {
-      const Products p{&Gemm::of(qkv_.dtype(), depth_, width), &Gemm::of(qkv_.dtype(), width, depth_)};
+      const Products p{&Gemm::of(q_.dtype(), depth_, width), &Gemm::of(q_.dtype(), width, depth_)};
       found = products_.emplace(width, p).first;
     }
     return found->second;
@@ -134,12 +126,12 @@ class Attention {
     const RowRange rows = plan_.chunks[static_cast<std::size_t>(chunk)];
     const std::int64_t width = width_of(rows.size()), dim = options_.head_dim;
     const Products& p = products_.at(width);
-    const std::int64_t key = (options_.heads + first_head + slot) * dim;
+    const std::int64_t key = (first_head + slot) * dim;
     const std::int64_t value = key + options_.kv_heads * dim;
     std::byte* to = packed(slot, chunk);
     const auto copy = [&](std::int64_t column, DType dtype) {
-      copy_block(at(qkv_, rows.first, column), qkv_.dtype(), qkv_.pitch(), rows.size(), dim,
-                 thread.block.raw(), dtype, width, depth_);
+      copy_block(at(kv_, rows.first, column), kv_.dtype(), kv_.pitch(), rows.size(), dim, thread.block.raw(),
+                 dtype, width, depth_);
     };
     copy(key, p.scores->input());
     p.scores->pack(thread.block.raw(), true, to);
@@ -161,14 +153,14 @@ class Attention {
         Workers& multiply = thread.workers.at(width);
         if (query_dtype != p.scores->input()) {
           query_dtype = p.scores->input();
-          copy_block(at(qkv_, tile.first, head * options_.head_dim), qkv_.dtype(), qkv_.pitch(), tile.rows,
+          copy_block(at(q_, tile.first, head * options_.head_dim), q_.dtype(), q_.pitch(), tile.rows,
                      options_.head_dim, thread.query.raw(), *query_dtype, kTileRows, depth_);
         }
         const std::byte* packed_keys = packed(slot, chunk);
         float* scores = thread.scores.data<float>();
         multiply.scores(thread.query.raw(), packed_keys, scores, tile.rows);
         const std::int64_t causal_from = plan_.causal ? tile.first - keys.first : keys.size();
-        thread.rows.weigh(scores, width, keys.size(), causal_from, scale_, qkv_.dtype(), p.values->input(),
+        thread.rows.weigh(scores, width, keys.size(), causal_from, scale_, q_.dtype(), p.values->input(),
                           thread.weights.raw());
         float* values = (first_chunk ? thread.sum : thread.values).data<float>();
         multiply.values(thread.weights.raw(), packed_keys + p.scores->packed_bytes(), values, tile.rows);
@@ -176,7 +168,19 @@ class Attention {
         first_chunk = false;
       }
     }
-    store(head, tile, thread);
+    y_.rank() == 4 ? store_partly(head, tile, thread) : store(head, tile, thread);
+  }
+
+  void store_partly(std::int64_t head, const AttentionPlan::QueryTile& tile, Thread& thread) {
+    const std::int64_t dim = options_.head_dim;
+    for (std::int64_t r = 0; r < tile.rows; ++r) {
+      const float* sum = thread.sum.data<float>() + r * depth_;
+      float* to =
+          y_.data<float>() + (((tile.first + r) * y_.dim(1) + tile.part) * options_.heads + head) * (dim + 2);
+      std::copy(sum, sum + dim, to);
+      to[dim] = thread.rows.highest(r);
+      to[dim + 1] = thread.rows.total(r);
+    }
   }
 
   void store(std::int64_t head, const AttentionPlan::QueryTile& tile, Thread& thread) {
@@ -191,7 +195,8 @@ class Attention {
     }
   }
 
-  const Tensor& qkv_;
+  const Tensor& q_;
+  const Tensor& kv_;
   const AttentionPlan& plan_;
   const AttentionOptions& options_;
   Tensor& y_;
@@ -205,8 +210,14 @@ class Attention {
 
 }  // namespace
 
-void attend(const Tensor& qkv, const AttentionPlan& plan, const AttentionOptions& options, Tensor& y) {
-  Attention(qkv, plan, options, y).run();
+void attend(const Tensor& q, const Tensor& kv, const AttentionPlan& plan, const AttentionOptions& options,
+            Tensor& y) {
+  Attention(q, kv, plan, options, y).run();
+}
+
+void attend_partly(const Tensor& q, const Tensor& kv, const AttentionPlan& plan,
+                   const AttentionOptions& options, Tensor& partials) {
+  Attention(q, kv, plan, options, partials).run();
 }
 
 }  // namespace magi

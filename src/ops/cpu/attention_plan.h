@@ -22,6 +22,7 @@ struct AttentionPlan {
     std::int64_t first;
     std::int32_t rows;
     std::int32_t first_run, end_run;
+    std::int32_t part = 0;  ///< of partial results
   };
 
   std::vector<RowRange> chunks;  ///< rows of keys
@@ -41,10 +42,15 @@ constexpr std::int64_t chunk_keys(std::int64_t head_dim) {
 }
 
 AttentionPlan plan_samples(std::span<const RowRange> samples, bool causal, std::int64_t head_dim);
-/// Window attention of `rows` rows; see Ops::window_attention.
-AttentionPlan plan_window(const WindowOptions& window, std::int64_t rows, std::int64_t head_dim);
+/// Window attention over `key_rows` rows of keys; see Ops::window_attention.
+AttentionPlan plan_window(const WindowOptions& window, std::int64_t key_rows, std::int64_t head_dim);
 
-/// y [N, heads·head_dim] = attention of qkv by the plan; sinks and gate as the options say.
-void attend(const Tensor& qkv, const AttentionPlan& plan, const AttentionOptions& options, Tensor& y);
+/// y [n, heads·head_dim] = attention by the plan of q [n, heads·head_dim] over kv [m, 2·kv_heads·head_dim];
+/// sinks and gate as the options say.
+void attend(const Tensor& q, const Tensor& kv, const AttentionPlan& plan, const AttentionOptions& options,
+            Tensor& y);
+/// The same, to partial results; see Ops::attention_partials.
+void attend_partly(const Tensor& q, const Tensor& kv, const AttentionPlan& plan,
+                   const AttentionOptions& options, Tensor& partials);
 
 }  // namespace magi

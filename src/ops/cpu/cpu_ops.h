@@ -35,8 +35,12 @@ class CpuOps final : public Ops {
                        const NormWeight& k_norm, const Tensor& rope, const Segments& segments) override;
   void do_attention(const Tensor& qkv, std::span<const RowRange> samples, const AttentionOptions& options,
                     Tensor& y) override;
-  void do_window_attention(const Tensor& qkv, const WindowOptions& window, const AttentionOptions& options,
-                           Tensor& y) override;
+  void do_window_attention(const Tensor& q, const Tensor& kv, const WindowOptions& window,
+                           const AttentionOptions& options, Tensor& y) override;
+  void do_attention_partials(const Tensor& q, const Tensor& kv, std::span<const RowRange> parts,
+                             const AttentionOptions& options, Tensor& partials) override;
+  void do_merge_attention(std::span<const Tensor> partials, const AttentionOptions& options,
+                          Tensor& y) override;
   void do_route(const Tensor& z, const Tensor& gate, const Tensor& bias, std::int64_t heads,
                 std::int64_t top_k, float scale, Routing& routing) override;
   void do_experts(const Tensor& z, const Routing& routing, const ExpertWeight& w, Tensor& y) override;

@@ -142,9 +142,29 @@ void SoftmaxRows::accumulate(float* sum, const float* values, std::int64_t depth
 }
 
 float SoftmaxRows::factor(std::int64_t row, float sink) const {
-  const auto i = static_cast<std::size_t>(row);
-  const float lse = highest_[i] + std::log2(total_[i]);
-  return 1.0f / (total_[i] * (1.0f + std::exp2(sink - lse)));
+  return softmax_factor(highest(row), total(row), sink);
+}
+
+std::vector<float> sink_logits(const Tensor& sinks, std::int64_t heads) {
+  std::vector<float> result(static_cast<std::size_t>(heads), -std::numeric_limits<float>::infinity());
+  if (!sinks.defined()) return result;
+  for (std::int64_t h = 0; h < heads; ++h) {
+    const float* logit = sinks.data<float>() + h;
+    double high = -std::numeric_limits<double>::infinity(), sum = 0;
+    for (std::int64_t i = 0; i < sinks.dim(0); ++i) high = std::max<double>(high, logit[i * heads]);
+    for (std::int64_t i = 0; i < sinks.dim(0); ++i) sum += std::exp(logit[i * heads] - high);
+    if (sum > 0) result[static_cast<std::size_t>(h)] = static_cast<float>((high + std::log(sum)) * M_LOG2E);
+  }
+  return result;
+}
+
+float softmax_factor(float highest, float total, float sink) {
+  const float lse = highest + std::log2(total);
+  return 1.0f / (total * (1.0f + std::exp2(sink - lse)));
+}
+
+void add_scaled(float* sum, float before, const float* values, float now, std::int64_t depth) {
+  for (std::int64_t i = 0; i < depth; ++i) sum[i] = sum[i] * before + values[i] * now;
 }
 
 void store_row(const AttentionRow& row, void* y, DType dtype) {

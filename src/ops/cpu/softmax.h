@@ -4,8 +4,9 @@
 
 #include <array>
 #include <cstdint>
+#include <vector>
 
-#include "core/dtype.h"
+#include "core/tensor.h"
 #include "ops/cpu/gemm.h"
 
 namespace magi {
@@ -27,10 +28,22 @@ class SoftmaxRows {
   /// (`sink`: log₂ Σ 2^logit, −∞ without).
   float factor(std::int64_t row, float sink) const;
 
+  float highest(std::int64_t row) const { return highest_[static_cast<std::size_t>(row)]; }
+  float total(std::int64_t row) const { return total_[static_cast<std::size_t>(row)]; }
+
  private:
   std::int64_t rows_ = 0;
   std::array<float, kTileRows> highest_, total_, shrink_;
 };
+
+/// log Σ exp of each head's sinks [n_sink, heads], in base 2; minus infinity without sinks.
+std::vector<float> sink_logits(const Tensor& sinks, std::int64_t heads);
+
+/// 1/total, and the share that sinks leave, of a row whose highest logit is `highest` (base 2).
+float softmax_factor(float highest, float total, float sink);
+
+/// sum [depth] = sum·before + values·now.
+void add_scaled(float* sum, float before, const float* values, float now, std::int64_t depth);
 
 struct AttentionRow {
   const float* sum;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
+#include <vector>
 
 #include "ops/cuda/attention.h"
 #include "ops/cuda/cuda_ops.h"
@@ -7,14 +8,16 @@
 namespace magi {
 namespace {
 
-cuda::AttentionArgs arguments(const Tensor& qkv, std::span<const RowRange> samples, const AttentionOptions& o,
-                              Tensor& y) {
+cuda::AttentionArgs arguments(const Tensor& q, const Tensor& kv, std::span<const RowRange> samples,
+                              const AttentionOptions& o, Tensor& y) {
   cuda::AttentionArgs args;
-  args.qkv = qkv.raw();
-  args.qkv_pitch = qkv.pitch();
+  args.q = q.raw();
+  args.q_pitch = q.pitch();
+  args.kv = kv.raw();
+  args.kv_pitch = kv.pitch();
   args.out = y.raw();
-  args.out_pitch = y.pitch();
-  args.is_bf16 = qkv.dtype() == DType::bf16;
+  args.out_pitch = o.heads * o.head_dim;
+  args.is_bf16 = q.dtype() == DType::bf16;
   args.heads = o.heads;
   args.kv_heads = o.kv_heads;
   args.head_dim = o.head_dim;
@@ -39,13 +42,31 @@ cuda::AttentionArgs arguments(const Tensor& qkv, std::span<const RowRange> sampl
 void CudaOps::do_attention(const Tensor& qkv, std::span<const RowRange> samples,
                            const AttentionOptions& options, Tensor& y) {
   if (qkv.dim(0) == 0) return;
-  cuda::attention(arguments(qkv, samples, options, y), stream());
+  const std::int64_t q_size = options.heads * options.head_dim;
+  const Tensor q = qkv.columns(0, q_size), kv = qkv.columns(q_size, qkv.dim(1) - q_size);
+  cuda::attention(arguments(q, kv, samples, options, y), stream());
 }
 
-void CudaOps::do_window_attention(const Tensor& qkv, const WindowOptions& window,
+void CudaOps::do_window_attention(const Tensor& q, const Tensor& kv, const WindowOptions& window,
                                   const AttentionOptions& options, Tensor& y) {
-  const RowRange all{0, qkv.dim(0)};
-  cuda::window_attention(arguments(qkv, {&all, 1}, options, y), window, stream());
+  const RowRange keys{0, kv.dim(0)};
+  cuda::window_attention(arguments(q, kv, {&keys, 1}, options, y), window, stream());
+}
+
+void CudaOps::do_attention_partials(const Tensor& q, const Tensor& kv, std::span<const RowRange> parts,
+                                    const AttentionOptions& options, Tensor& partials) {
+  const RowRange queries{0, q.dim(0)};
+  cuda::attention_partials(arguments(q, kv, {&queries, 1}, options, partials), parts, partials.data<float>(),
+                           stream());
+}
+
+void CudaOps::do_merge_attention(std::span<const Tensor> partials, const AttentionOptions& options,
+                                 Tensor& y) {
+  const RowRange rows{0, y.dim(0)};
+  cuda::AttentionArgs args = arguments(y, y, {&rows, 1}, options, y);
+  std::vector<cuda::AttentionPartials> sources;
+  for (const Tensor& t : partials) sources.push_back({t.data<float>(), static_cast<std::int32_t>(t.dim(1))});
+  cuda::merge_attention(args, sources, stream());
 }
 
 }  // namespace magi

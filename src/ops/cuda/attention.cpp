@@ -12,4 +12,10 @@ void window_attention(const AttentionArgs& args, const WindowOptions& window, cu
                              : window_attention_portable(args, window, stream);
 }
 
+void attention_partials(const AttentionArgs& args, std::span<const RowRange> parts, float* partials,
+                        cudaStream_t stream) {
+  attention_sm90_takes(args) ? attention_partials_sm90(args, parts, partials, stream)
+                             : attention_partials_portable(args, parts, partials, stream);
+}
+
 }  // namespace magi::cuda

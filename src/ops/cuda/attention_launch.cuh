@@ -11,14 +11,16 @@
 #include "ops/cuda/attention.h"
 #include "ops/cuda/attention_walk.cuh"
 #include "ops/cuda/launch.cuh"
-#include "ops/ops.h"
+#include "ops/window.h"
 
 namespace magi::cuda {
 
 inline AttentionParams attention_params(const AttentionArgs& args) {
   AttentionParams params{};
-  params.qkv = args.qkv;
-  params.qkv_pitch = args.qkv_pitch;
+  params.q = args.q;
+  params.q_pitch = args.q_pitch;
+  params.kv = args.kv;
+  params.kv_pitch = args.kv_pitch;
   params.out = args.out;
   params.out_pitch = args.out_pitch;
   params.sinks = args.n_sink > 0 ? args.sinks : nullptr;
@@ -76,38 +78,61 @@ void attention_launch(const AttentionArgs& args, cudaStream_t stream) {
   attention_enqueue<Kernel>(params, count, stream);
 }
 
-/// Video rows attend their windows by kernel Window; the rows behind them attend everything by kernel Full.
-template <class Window, class Full>
+/// Blocks of video rows attend their windows.
+template <class Kernel>
 void window_attention_launch(const AttentionArgs& args, const WindowOptions& window, cudaStream_t stream) {
-  require(args.samples.size() == 1, "window attention takes one sample, not {}", args.samples.size());
+  require(args.samples.size() == 1 && args.samples[0].first == 0, "window attention takes one sample, not {}",
+          args.samples.size());
   require(!args.causal, "window attention is not causal");
-  const RowRange all = args.samples[0];
-  const std::int64_t video = window.grid[0] * window.grid[1] * window.grid[2];
-  require(video <= all.size(), "window attention: a grid of {} cells, but {} rows", video, all.size());
+  const RowRange keys = args.samples[0];
+  const BlockGrid grid(window.grid, window.block);
+  require(window.keys.size() <= keys.size() && grid.first_row(grid.size()) < (1 << 30),
+          "window attention: {} video keys of {} rows", window.keys.size(), keys.size());
   AttentionParams params = attention_params(args);
-  if (video > 0) {
-    std::int64_t tiles = 1, block_rows = 1;
-    for (int axis = 0; axis < 3; ++axis) {
-      const std::int64_t block = std::min(window.block[axis], window.grid[axis]);
-      const std::int64_t blocks = (window.grid[axis] + block - 1) / block;
-      params.window.grid[axis] = static_cast<int>(window.grid[axis]);
-      params.window.block[axis] = static_cast<int>(block);
-      params.window.blocks[axis] = static_cast<int>(blocks);
-      params.window.radius[axis] = static_cast<int>(std::min(window.radius[axis], blocks));
-      tiles *= blocks;
-      block_rows *= block;
-    }
-    params.window.block_tiles = static_cast<int>((block_rows + Window::kQueries - 1) / Window::kQueries);
-    params.window.video_rows = static_cast<int>(video);
-    params.samples[0] = attention_sample<Window>(args, {all.first, all.first + video}, all,
-                                                 tiles * params.window.block_tiles);
-    attention_enqueue<Window>(params, 1, stream);
+  std::int64_t block_rows = 1;
+  for (int axis = 0; axis < 3; ++axis) {
+    const std::int64_t block = std::min(window.block[axis], window.grid[axis]);
+    block_rows *= block;
+    params.window.grid[axis] = static_cast<int>(window.grid[axis]);
+    params.window.block[axis] = static_cast<int>(block);
+    params.window.blocks[axis] = static_cast<int>(grid.counts()[axis]);
+    params.window.radius[axis] = static_cast<int>(std::min(window.radius[axis], grid.counts()[axis]));
   }
-  const RowRange rest{all.first + video, all.end};
-  if (rest.size() > 0) {
-    params.samples[0] =
-        attention_sample<Full>(args, rest, all, (rest.size() + Full::kQueries - 1) / Full::kQueries);
-    attention_enqueue<Full>(params, 1, stream);
+  const RowRange queries = grid.rows(window.blocks);
+  params.window.block_tiles = static_cast<int>((block_rows + Kernel::kQueries - 1) / Kernel::kQueries);
+  params.window.first_block = static_cast<int>(window.blocks.first);
+  params.window.first_query = static_cast<int>(queries.first);
+  params.window.first_key = static_cast<int>(window.keys.first);
+  params.window.video_keys = static_cast<int>(window.keys.size());
+  if (queries.size() == 0) return;
+  params.samples[0] = attention_sample<Kernel>(args, {0, queries.size()}, keys,
+                                               window.blocks.size() * params.window.block_tiles);
+  attention_enqueue<Kernel>(params, 1, stream);
+}
+
+/// The rows of the sample attend each part of the keys; kAttentionParts parts a launch.
+template <class Kernel>
+void attention_partials_launch(const AttentionArgs& args, std::span<const RowRange> parts, float* partials,
+                               cudaStream_t stream) {
+  require(args.samples.size() == 1 && args.samples[0].first == 0,
+          "partial attention takes one sample, not {}", args.samples.size());
+  require(!args.causal, "partial attention is not causal");
+  const RowRange queries = args.samples[0];
+  std::int64_t key_rows = 0;
+  for (const RowRange& part : parts) key_rows = std::max(key_rows, part.end);
+  AttentionParams params = attention_params(args);
+  params.sinks = nullptr;
+  params.gate = nullptr;
+  params.part_count = static_cast<int>(parts.size());
+  params.part_tiles = static_cast<int>((queries.size() + Kernel::kQueries - 1) / Kernel::kQueries);
+  for (std::size_t first = 0; first < parts.size(); first += kAttentionParts) {
+    const auto some = parts.subspan(first, std::min<std::size_t>(kAttentionParts, parts.size() - first));
+    for (std::size_t i = 0; i < some.size(); ++i)
+      params.parts[i] = {static_cast<int>(some[i].first), static_cast<int>(some[i].size())};
+    params.partials = partials + static_cast<std::int64_t>(first) * args.heads * (args.head_dim + 2);
+    params.samples[0] = attention_sample<Kernel>(args, queries, {0, key_rows},
+                                                 static_cast<std::int64_t>(some.size()) * params.part_tiles);
+    attention_enqueue<Kernel>(params, 1, stream);
   }
 }
 

@@ -126,20 +126,21 @@ __global__ void __launch_bounds__(128) tensor_kernel(const __grid_constant__ Att
   const int query = Walk::query_row(p, tile), end = Walk::query_end(p, tile);
   if (query >= end) return;
   const int row = query + 16 * (threadIdx.x / 32) + threadIdx.x % 32 / 4;
-  const auto* qkv = static_cast<const __nv_bfloat16*>(p.qkv);
-  const auto* keys = qkv + tile.sample->first_key * p.qkv_pitch + (p.heads + tile.kv_head) * kDim;
+  const auto* queries = static_cast<const __nv_bfloat16*>(p.q);
+  const auto* keys =
+      static_cast<const __nv_bfloat16*>(p.kv) + tile.sample->first_key * p.kv_pitch + tile.kv_head * kDim;
   const auto* values = keys + p.kv_heads * kDim;
   Walk walk(p, tile);
 
-  shared.q.copy(qkv + (tile.sample->first + query) * p.qkv_pitch + tile.head * kDim, p.qkv_pitch,
+  shared.q.copy(queries + (tile.sample->first + query) * p.q_pitch + tile.head * kDim, p.q_pitch,
                 end - query);
-  shared.k.copy(keys + walk.row * p.qkv_pitch, p.qkv_pitch, walk.remaining);
+  shared.k.copy(keys + walk.row * p.kv_pitch, p.kv_pitch, walk.remaining);
   copies_commit();
 
   float o[kDim / 2] = {};
   RunningSoftmax state = {{-INFINITY, -INFINITY}, {0.f, 0.f}};
   for (bool more = true; more;) {
-    shared.v.copy(values + walk.row * p.qkv_pitch, p.qkv_pitch, walk.remaining);
+    shared.v.copy(values + walk.row * p.kv_pitch, p.kv_pitch, walk.remaining);
     copies_commit();
     copies_wait<1>();
     __syncthreads();
@@ -150,7 +151,7 @@ __global__ void __launch_bounds__(128) tensor_kernel(const __grid_constant__ Att
     more = !walk.last();
     if (more) {
       walk.next();
-      shared.k.copy(keys + walk.row * p.qkv_pitch, p.qkv_pitch, walk.remaining);
+      shared.k.copy(keys + walk.row * p.kv_pitch, p.kv_pitch, walk.remaining);
     }
     copies_commit();
 
@@ -167,7 +168,7 @@ __global__ void __launch_bounds__(128) tensor_kernel(const __grid_constant__ Att
     add_values(o, weights, shared);
     __syncthreads();
   }
-  attention_store(p, tile, query + 16 * (threadIdx.x / 32), end, o, state);
+  attention_store<Walk>(p, tile, query + 16 * (threadIdx.x / 32), end, o, state);
 }
 
 /// For attention_launch.cuh.
@@ -208,12 +209,12 @@ __global__ void __launch_bounds__(32 * kPlainRows) plain_kernel(const __grid_con
   const int row = Walk::query_row(p, tile) + warp;
   if (row >= Walk::query_end(p, tile)) return;
   const std::int64_t packed_row = tile.sample->first + row;
-  const auto* qkv = static_cast<const T*>(p.qkv);
-  const T* keys =
-      qkv + tile.sample->first_key * p.qkv_pitch + static_cast<std::int64_t>(p.heads + tile.kv_head) * dim;
+  const T* keys = static_cast<const T*>(p.kv) + tile.sample->first_key * p.kv_pitch +
+                  static_cast<std::int64_t>(tile.kv_head) * dim;
   const T* values = keys + static_cast<std::int64_t>(p.kv_heads) * dim;
   float* q = queries[warp];
-  for (int d = lane; d < dim; d += 32) q[d] = widen(qkv[packed_row * p.qkv_pitch + tile.head * dim + d]);
+  for (int d = lane; d < dim; d += 32)
+    q[d] = widen(static_cast<const T*>(p.q)[packed_row * p.q_pitch + tile.head * dim + d]);
   __syncwarp();
 
   float o[kPlainMaxDim / 32] = {};
@@ -223,7 +224,7 @@ __global__ void __launch_bounds__(32 * kPlainRows) plain_kernel(const __grid_con
     const int count = min(walk.remaining, kPlainKeys);
     float s = -INFINITY;
     if (lane < count && !(p.causal && walk.row + lane > row)) {
-      const T* k = keys + static_cast<std::int64_t>(walk.row + lane) * p.qkv_pitch;
+      const T* k = keys + static_cast<std::int64_t>(walk.row + lane) * p.kv_pitch;
       s = 0.f;
       for (int d = 0; d < dim; ++d) s = fmaf(q[d], widen(k[d]), s);
     }
@@ -238,7 +239,7 @@ __global__ void __launch_bounds__(32 * kPlainRows) plain_kernel(const __grid_con
       for (float& x : o) x *= alpha;
       for (int j = 0; j < count; ++j) {
         const float w = __shfl_sync(~0u, weight, j);
-        const T* v = values + static_cast<std::int64_t>(walk.row + j) * p.qkv_pitch;
+        const T* v = values + static_cast<std::int64_t>(walk.row + j) * p.kv_pitch;
 #pragma unroll
         for (int i = 0; i < kPlainMaxDim / 32; ++i) {
           if (lane + 32 * i < dim) o[i] = fmaf(w, widen(v[lane + 32 * i]), o[i]);
@@ -250,6 +251,14 @@ __global__ void __launch_bounds__(32 * kPlainRows) plain_kernel(const __grid_con
   }
 
   for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+  if constexpr (Walk::kPartial) {
+    float* to = attention_partial(p, row, Walk::index(p, tile), tile.head);
+#pragma unroll
+    for (int i = 0; i < kPlainMaxDim / 32; ++i)
+      if (lane + 32 * i < dim) to[lane + 32 * i] = o[i];
+    if (lane == 0) to[dim] = top * p.scale_log2, to[dim + 1] = sum;
+    return;
+  }
   const float factor = attention_row_factor(p, packed_row, tile.head, top, sum);
   T* to = static_cast<T*>(p.out) + packed_row * p.out_pitch + tile.head * dim;
 #pragma unroll
@@ -284,11 +293,12 @@ bool tensor_cores_take(const AttentionArgs& args) {
     return reinterpret_cast<std::uintptr_t>(p) % bytes == 0;
   };
   return args.is_bf16 && (args.head_dim == 64 || args.head_dim == 128 || args.head_dim == 256) &&
-         args.qkv_pitch % 8 == 0 && aligned(args.qkv, 16) && args.out_pitch % 2 == 0 && aligned(args.out, 4);
+         args.q_pitch % 8 == 0 && aligned(args.q, 16) && args.kv_pitch % 8 == 0 && aligned(args.kv, 16) &&
+         args.out_pitch % 2 == 0 && aligned(args.out, 4);
 }
 
-/// Calls `launch` with a type whose member templates are the kernels for these arguments.
-template <class Launch>
+/// Calls `launch` with the kernel that walks so and takes these arguments.
+template <template <int, int> class WalkOf, class Launch>
 void choose(const AttentionArgs& args, const Launch& launch) {
   require(args.kv_heads > 0 && args.heads % args.kv_heads == 0, "attention: {} query heads over {} kv heads",
           args.heads, args.kv_heads);
@@ -296,28 +306,31 @@ void choose(const AttentionArgs& args, const Launch& launch) {
           "attention: a head size of {}; at most {} is possible", args.head_dim, kPlainMaxDim);
   require(args.scale > 0, "attention: a scale of {}; it must be positive", args.scale);
   if (!tensor_cores_take(args)) {
-    args.is_bf16
-        ? launch(PlainAttention<__nv_bfloat16, FullWalk>{}, PlainAttention<__nv_bfloat16, WindowWalk>{})
-        : launch(PlainAttention<float, FullWalk>{}, PlainAttention<float, WindowWalk>{});
+    args.is_bf16 ? launch(PlainAttention<__nv_bfloat16, WalkOf>{}) : launch(PlainAttention<float, WalkOf>{});
   } else if (args.head_dim == 64) {
-    launch(TensorAttention<64, FullWalk>{}, TensorAttention<64, WindowWalk>{});
+    launch(TensorAttention<64, WalkOf>{});
   } else if (args.head_dim == 128) {
-    launch(TensorAttention<128, FullWalk>{}, TensorAttention<128, WindowWalk>{});
+    launch(TensorAttention<128, WalkOf>{});
   } else {
-    launch(TensorAttention<256, FullWalk>{}, TensorAttention<256, WindowWalk>{});
+    launch(TensorAttention<256, WalkOf>{});
   }
 }
 
 }  // namespace
 
 void attention_portable(const AttentionArgs& args, cudaStream_t stream) {
-  choose(args, [&](auto full, auto) { attention_launch<decltype(full)>(args, stream); });
+  choose<FullWalk>(args, [&](auto kernel) { attention_launch<decltype(kernel)>(args, stream); });
 }
 
 void window_attention_portable(const AttentionArgs& args, const WindowOptions& window, cudaStream_t stream) {
-  choose(args, [&](auto full, auto windowed) {
-    window_attention_launch<decltype(windowed), decltype(full)>(args, window, stream);
-  });
+  choose<WindowWalk>(args,
+                     [&](auto kernel) { window_attention_launch<decltype(kernel)>(args, window, stream); });
+}
+
+void attention_partials_portable(const AttentionArgs& args, std::span<const RowRange> parts, float* partials,
+                                 cudaStream_t stream) {
+  choose<PartWalk>(
+      args, [&](auto kernel) { attention_partials_launch<decltype(kernel)>(args, parts, partials, stream); });
 }
 
 }  // namespace magi::cuda

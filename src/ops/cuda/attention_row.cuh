@@ -107,8 +107,14 @@ __device__ __forceinline__ float attention_row_factor(const AttentionParams& p, 
   return factor;
 }
 
+/// Where the partial result of a row of the sample goes.
+__device__ __forceinline__ float* attention_partial(const AttentionParams& p, int row, int part, int head) {
+  return p.partials +
+         ((static_cast<std::int64_t>(row) * p.part_count + part) * p.heads + head) * (p.head_dim + 2);
+}
+
 /// Writes a warp's 16 rows, `first_row` on in the sample, as far as `end`.
-template <int kCount>
+template <class Walk, int kCount>
 __device__ __forceinline__ void attention_store(const AttentionParams& p, const AttentionTile& tile,
                                                 int first_row, int end, const float (&o)[kCount],
                                                 const RunningSoftmax& state) {
@@ -121,6 +127,16 @@ __device__ __forceinline__ void attention_store(const AttentionParams& p, const 
     sum += __shfl_xor_sync(~0u, sum, 2);
     const int row = first_row + lane / 4 + 8 * r;
     if (row >= end) continue;
+    if constexpr (Walk::kPartial) {
+      float* to = attention_partial(p, row, Walk::index(p, tile), tile.head);
+#pragma unroll
+      for (int j = 0; j < kCount / 4; ++j)
+        *reinterpret_cast<float2*>(to + 8 * j + 2 * (lane % 4)) =
+            make_float2(o[4 * j + 2 * r], o[4 * j + 2 * r + 1]);
+      if (lane % 4 == 0)
+        *reinterpret_cast<float2*>(to + kDim) = make_float2(state.max[r] * p.scale_log2, sum);
+      continue;
+    }
     const std::int64_t packed_row = tile.sample->first + row;
     const float factor = attention_row_factor(p, packed_row, tile.head, state.max[r], sum);
     const int column = tile.head * kDim + 2 * (lane % 4);

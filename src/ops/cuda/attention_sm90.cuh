@@ -69,7 +69,7 @@ struct AttentionTarget {
   RingPosition<Shape::kStages> ring;
 
   __device__ __forceinline__ void wait() { sm90::barrier_wait(&empty[ring.stage], ring.parity ^ 1); }
-  /// Rows from `row` on; `column` is the head's first column in the packed buffer.
+  /// Rows from `row` on; `column` is the head's first column in kv.
   __device__ __forceinline__ void load(const CUtensorMap* map, int column, int row) {
     sm90::barrier_expect(&full[ring.stage], sizeof(stages[0]));
 #pragma unroll
@@ -89,7 +89,7 @@ __device__ __forceinline__ void attention_produce(const AttentionParams& p, Atte
   for (int index = blockIdx.x; index < p.tiles; index += gridDim.x) {
     const AttentionTile tile = attention_tile(p, index);
     const CUtensorMap* keys = &tile.sample->keys;
-    const int k_column = (p.heads + tile.kv_head) * Shape::kDim;
+    const int k_column = tile.kv_head * Shape::kDim;
     const int v_column = k_column + p.kv_heads * Shape::kDim;
     typename Shape::Walk walk(p, tile);
     const auto load_k = [&] {
@@ -245,8 +245,9 @@ __device__ __forceinline__ void attention_consume(const AttentionParams& p, Atte
     int again = index;  // hides that the tile was known before the loop: registers are short there
     asm volatile("" : "+r"(again));
     const AttentionTile tile = attention_tile(p, again);
-    attention_store(p, tile, Shape::Walk::query_row(p, tile) + 64 * group + 16 * (threadIdx.x / 32 % 4),
-                    Shape::Walk::query_end(p, tile), o, state);
+    attention_store<typename Shape::Walk>(
+        p, tile, Shape::Walk::query_row(p, tile) + 64 * group + 16 * (threadIdx.x / 32 % 4),
+        Shape::Walk::query_end(p, tile), o, state);
   }
   if (group == 0) sm90::named_sync(my_turn, kTurn);  // takes the turn left over
 }
@@ -291,15 +292,14 @@ struct HopperAttention {
   static constexpr int kQueries = Shape::kQueries;
 
   static AttentionSample sample(const AttentionArgs& args, RowRange queries, RowRange keys) {
-    const auto* qkv = static_cast<const __nv_bfloat16*>(args.qkv);
-    const std::int64_t columns = (args.heads + 2 * args.kv_heads) * Shape::kDim;
-    const auto map = [&](RowRange rows, int box_rows) {
-      return bf16_tensor_map(qkv + rows.first * args.qkv_pitch, rows.size(), columns, args.qkv_pitch,
-                             box_rows);
+    const auto map = [](const void* data, std::int64_t pitch, RowRange rows, std::int64_t columns,
+                        int box_rows) {
+      return bf16_tensor_map(static_cast<const __nv_bfloat16*>(data) + rows.first * pitch, rows.size(),
+                             columns, pitch, box_rows);
     };
     AttentionSample sample{};
-    sample.queries = map(queries, Shape::kQueries);
-    sample.keys = map(keys, Shape::kKeys);
+    sample.queries = map(args.q, args.q_pitch, queries, args.heads * Shape::kDim, Shape::kQueries);
+    sample.keys = map(args.kv, args.kv_pitch, keys, 2 * args.kv_heads * Shape::kDim, Shape::kKeys);
     return sample;
   }
 

@@ -12,24 +12,28 @@
 namespace magi::cuda {
 
 inline constexpr int kAttentionSamples = 8;  ///< a launch
+inline constexpr int kAttentionParts = 64;   ///< a launch
 
 struct AttentionSample {
   CUtensorMap queries;      ///< Hopper: boxes of [query tile, 64]
   CUtensorMap keys;         ///< Hopper: boxes of [key tile, 64]; rows past the sample read as zeros
-  std::int64_t first;       ///< query row 0 in the packed buffer
-  std::int64_t first_key;   ///< key row 0 in the packed buffer
+  std::int64_t first;       ///< query row 0 in q
+  std::int64_t first_key;   ///< key row 0 in kv
   std::int32_t query_rows;  ///< > 0
   std::int32_t key_rows;    ///< > 0
   std::int32_t tiles;       ///< query tiles
 };
 
-/// The refiner's windows (WindowOptions in ops.h). Video rows come first, block by block; a block's rows are
-/// contiguous, and so are those of neighbours along w.
+/// The refiner's windows (window.h). Video rows come first, block by block; a block's rows are contiguous,
+/// and so are those of neighbours along w.
 struct AttentionWindow {
   std::int32_t grid[3], block[3], radius[3];
   std::int32_t blocks[3];    ///< ⌈grid / block⌉
   std::int32_t block_tiles;  ///< query tiles of a full block
-  std::int32_t video_rows;
+  std::int32_t first_block;  ///< of the queries
+  std::int32_t first_query;  ///< row of the grid that q begins with
+  std::int32_t first_key;    ///< row of the grid that kv begins with
+  std::int32_t video_keys;   ///< rows of kv that are the grid's
 
   __host__ __device__ int extent(int axis, int index) const {
     const int left = grid[axis] - index * block[axis];
@@ -42,11 +46,22 @@ struct AttentionWindow {
   }
 };
 
+/// Keys of one part of partial results.
+struct AttentionPart {
+  std::int32_t first, rows;
+};
+
 struct AttentionParams {
   AttentionSample samples[kAttentionSamples];
   AttentionWindow window;
-  const void* qkv;  ///< but for Hopper
-  std::int64_t qkv_pitch;
+  AttentionPart parts[kAttentionParts];
+  float* partials;  ///< [query rows, part_count, heads, head_dim + 2], from this launch's first part on
+  std::int32_t part_count;  ///< of all launches
+  std::int32_t part_tiles;  ///< query tiles of each part
+  const void* q;            ///< but for Hopper
+  std::int64_t q_pitch;
+  const void* kv;  ///< but for Hopper
+  std::int64_t kv_pitch;
   void* out;
   std::int64_t out_pitch;
   const float* sinks;
@@ -86,8 +101,9 @@ __device__ __forceinline__ AttentionTile attention_tile(const AttentionParams& p
 /// one.
 template <int kQueries, int kKeys>
 struct FullWalk {
-  static constexpr bool kRagged = false;
-  int row;        ///< first key of the tile at hand
+  static constexpr bool kRagged = false;   ///< runs of keys end inside tiles
+  static constexpr bool kPartial = false;  ///< what comes out is a partial result
+  int row;                                 ///< first key of the tile at hand
   int remaining;  ///< keys from there to the end of their run: fewer than kKeys where the tile is partial
 
   __device__ __forceinline__ FullWalk(const AttentionParams& p, const AttentionTile& tile) {
@@ -110,11 +126,43 @@ struct FullWalk {
   }
 };
 
+/// Every key of one part, likewise.
+template <int kQueries, int kKeys>
+struct PartWalk {
+  static constexpr bool kRagged = false;
+  static constexpr bool kPartial = true;
+  int row, remaining, first;
+
+  __device__ __forceinline__ PartWalk(const AttentionParams& p, const AttentionTile& tile) {
+    const AttentionPart part = p.parts[index(p, tile)];
+    const int before = (part.rows - 1) / kKeys * kKeys;
+    first = part.first;
+    row = first + before;
+    remaining = part.rows - before;
+  }
+  __device__ __forceinline__ bool last() const { return row == first; }
+  __device__ __forceinline__ void next() {
+    row -= kKeys;
+    remaining += kKeys;
+  }
+
+  __device__ __forceinline__ static int index(const AttentionParams& p, const AttentionTile& tile) {
+    return tile.index / p.part_tiles;
+  }
+  __device__ __forceinline__ static int query_row(const AttentionParams& p, const AttentionTile& tile) {
+    return tile.index % p.part_tiles * kQueries;
+  }
+  __device__ __forceinline__ static int query_end(const AttentionParams&, const AttentionTile& tile) {
+    return tile.sample->query_rows;
+  }
+};
+
 /// The keys of a video block's window: for each (t, h) in the window the run of blocks along w, then audio
 /// and text.
 template <int kQueries, int kKeys>
 struct WindowWalk {
   static constexpr bool kRagged = true;
+  static constexpr bool kPartial = false;
   const AttentionParams& p;
   int t, h, t_end, h_begin, h_end, w_begin, w_end;  ///< window, in blocks; t == t_end: audio and text
   int row;
@@ -132,7 +180,7 @@ struct WindowWalk {
   __device__ __forceinline__ bool last() const {
     if (remaining > kKeys) return false;
     if (t == t_end) return true;
-    return t == t_end - 1 && h == h_end - 1 && p.window.video_rows == p.samples[0].key_rows;
+    return t == t_end - 1 && h == h_end - 1 && p.window.video_keys == p.samples[0].key_rows;
   }
   __device__ __forceinline__ void next() {
     row += kKeys;
@@ -148,19 +196,20 @@ struct WindowWalk {
   __device__ __forceinline__ static int query_row(const AttentionParams& p, const AttentionTile& tile) {
     int at[3];
     block_of(p, tile, at);
-    return p.window.first_row(at[0], at[1], at[2]) + tile.index % p.window.block_tiles * kQueries;
+    return p.window.first_row(at[0], at[1], at[2]) - p.window.first_query +
+           tile.index % p.window.block_tiles * kQueries;
   }
   __device__ __forceinline__ static int query_end(const AttentionParams& p, const AttentionTile& tile) {
     int at[3];
     block_of(p, tile, at);
-    return p.window.first_row(at[0], at[1], at[2]) +
+    return p.window.first_row(at[0], at[1], at[2]) - p.window.first_query +
            p.window.extent(0, at[0]) * p.window.extent(1, at[1]) * p.window.extent(2, at[2]);
   }
 
  private:
   __device__ __forceinline__ static void block_of(const AttentionParams& p, const AttentionTile& tile,
                                                   int (&at)[3]) {
-    int block = tile.index / p.window.block_tiles;
+    int block = p.window.first_block + tile.index / p.window.block_tiles;
     at[2] = block % p.window.blocks[2];
     block /= p.window.blocks[2];
     at[1] = block % p.window.blocks[1];
@@ -173,10 +222,10 @@ struct WindowWalk {
   __device__ __forceinline__ void start_run() {
     const AttentionWindow& window = p.window;
     if (t == t_end) {
-      row = window.video_rows;
+      row = window.video_keys;
       remaining = p.samples[0].key_rows - row;
     } else {
-      row = window.first_row(t, h, w_begin);
+      row = window.first_row(t, h, w_begin) - window.first_key;
       const int cells = min(w_end * window.block[2], window.grid[2]) - w_begin * window.block[2];
       remaining = window.extent(0, t) * window.extent(1, h) * cells;
     }
