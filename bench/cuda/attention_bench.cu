@@ -2,7 +2,8 @@
 // Checks and times the attention kernels on their own, without the rest of the project:
 //   nvcc -std=c++20 -O3 -Isrc -DFMT_HEADER_ONLY -DFMT_USE_CONSTEXPR=1 -cudart static
 //        -gencode=arch=compute_90a,code=sm_90a -o attention_bench bench/cuda/attention_bench.cu
-//        src/ops/cuda/attention_portable.cu src/ops/cuda/tensor_map.cpp
+//        src/ops/cuda/attention_portable.cu src/ops/cuda/attention_merge.cu src/ops/cuda/tensor_map.cpp
+//        src/ops/window.cpp
 //   attention_bench [check|time|small]   (small: a few checks, for compute-sanitizer)
 // Checks compare with fp64 on fresh random inputs, on poisoned outputs, with NaN in the rows that must not be
 // read. Timing: device events, median. Each launch has 5 s; a hang ends the program.
@@ -18,13 +19,57 @@ namespace bench {
 
 using magi::cuda::AttentionShape;
 using magi::cuda::HopperAttention;
+using magi::cuda::PartWalk;
 using magi::cuda::WindowWalk;
 
 struct Variant {
   const char* name;
   void (*full)(const AttentionArgs&, cudaStream_t);
-  void (*windows)(const AttentionArgs&, const WindowOptions&, cudaStream_t);
+  void (*windows)(const AttentionArgs&, const WindowOptions&, bool windows, bool rest, cudaStream_t);
 };
+
+/// Scratch on the device that grows and stays.
+float* scratch(std::size_t bytes) {
+  static void* memory = nullptr;
+  static std::size_t size = 0;
+  if (bytes > size) {
+    CHECK(cudaFree(memory));
+    CHECK(cudaMalloc(&memory, bytes));
+    size = bytes;
+  }
+  return static_cast<float*>(memory);
+}
+
+/// The refiner's attention as the model composes it: the video's windows, then partial results of the other
+/// rows over two runs of parts, as two ranks would have them, merged.
+template <class Windows, class Parts>
+void refiner_attention(const AttentionArgs& all, const WindowOptions& window, bool windows, bool rest,
+                       const Windows& attend, const Parts& partly, cudaStream_t stream) {
+  const std::int64_t video = window.keys.end, element = all.is_bf16 ? 2 : 4;
+  if (windows) attend(all, window, stream);
+  const RowRange others{0, all.samples[0].end - video};
+  if (!rest || others.size() == 0) return;
+  AttentionArgs args = all;
+  const auto move = [&](const void* x, std::int64_t bytes) {
+    return static_cast<const char*>(x) + video * bytes;
+  };
+  args.q = move(args.q, args.q_pitch * element);
+  args.out = const_cast<char*>(move(args.out, args.out_pitch * element));
+  if (args.gate != nullptr) args.gate = move(args.gate, args.gate_pitch * (args.gate_is_bf16 ? 2 : 4));
+  args.samples = {&others, 1};
+  const magi::BlockGrid grid(window.grid, window.block);
+  std::vector<RowRange> parts;
+  for (const RowRange& blocks : magi::window_parts(grid.size())) parts.push_back(grid.rows(blocks));
+  parts.push_back({video, video + others.end});
+  const std::size_t row = args.heads * (args.head_dim + 2), half = parts.size() / 2;
+  float* partials = scratch(others.size() * parts.size() * row * sizeof(float));
+  const magi::cuda::AttentionPartials sources[] = {
+      {partials, static_cast<int>(half)},
+      {partials + others.size() * half * row, static_cast<int>(parts.size() - half)}};
+  partly(args, std::span(parts).first(half), partials, stream);
+  partly(args, std::span(parts).subspan(half), partials + others.size() * half * row, stream);
+  magi::cuda::merge_attention(args, sources, stream);
+}
 
 void wait_or_die(cudaEvent_t event, const char* what) {
   const auto start = std::chrono::steady_clock::now();
@@ -41,13 +86,17 @@ void wait_or_die(cudaEvent_t event, const char* what) {
   }
 }
 
-/// Milliseconds of one launch.
-float run(const Variant& v, const AttentionArgs& args, const WindowOptions& window) {
+enum class Piece : std::uint8_t { all, windows, rest };
+
+/// Milliseconds of one launch, of the refiner's attention or a piece of it.
+float run(const Variant& v, const AttentionArgs& args, const WindowOptions& window,
+          Piece piece = Piece::all) {
   cudaEvent_t begin, end;
   CHECK(cudaEventCreate(&begin));
   CHECK(cudaEventCreate(&end));
   CHECK(cudaEventRecord(begin));
-  window.grid[0] > 0 ? v.windows(args, window, nullptr) : v.full(args, nullptr);
+  window.grid[0] > 0 ? v.windows(args, window, piece != Piece::rest, piece != Piece::windows, nullptr)
+                     : v.full(args, nullptr);
   CHECK(cudaEventRecord(end));
   wait_or_die(end, v.name);
   float ms = 0;
@@ -158,7 +207,8 @@ bool check_alone(const Variant& v, const Setup& setup, std::mt19937_64& random) 
     const auto move = [&](const void* x, std::int64_t bytes) {
       return static_cast<const char*>(x) + s.first * bytes;
     };
-    args.qkv = move(args.qkv, args.qkv_pitch * element);
+    args.q = move(args.q, args.q_pitch * element);
+    args.kv = move(args.kv, args.kv_pitch * element);
     args.out = const_cast<char*>(move(args.out, row_bytes));
     if (args.gate != nullptr) args.gate = move(args.gate, args.gate_pitch * (args.gate_is_bf16 ? 2 : 4));
     args.samples = {&alone, 1};
@@ -209,8 +259,10 @@ bool check_full(const Variant& v, const Setup& base, std::mt19937_64& random) {
 
 bool check_windows(const Variant& v, int head_dim, bool is_bf16, std::mt19937_64& random) {
   bool good = true;
-  const auto one = [&](const WindowOptions& window, std::int64_t rest, const char* name) {
-    const std::int64_t rows = window.grid[0] * window.grid[1] * window.grid[2] + rest;
+  const auto one = [&](std::array<std::int64_t, 3> grid, std::array<std::int64_t, 3> block,
+                       std::array<std::int64_t, 3> radius, std::int64_t rest, const char* name) {
+    const auto window = WindowOptions::whole(grid, block, radius);
+    const std::int64_t rows = window.keys.end + rest;
     good &= check(v,
                   {.rows = rows,
                    .samples = {{0, rows}},
@@ -223,11 +275,11 @@ bool check_windows(const Variant& v, int head_dim, bool is_bf16, std::mt19937_64
                    .window = window},
                   name, 2000, random);
   };
-  one({{19, 18, 23}, {8, 4, 4}, {1, 1, 1}}, 77, "19×18×23 cells, radius 1");
-  one({{7, 3, 5}, {8, 4, 4}, {2, 2, 2}}, 0, "7×3×5 cells, one window");
-  one({{9, 13, 40}, {8, 4, 4}, {2, 2, 2}}, 333, "9×13×40 cells, radius 2");
-  one({{5, 7, 9}, {2, 3, 2}, {0, 1, 2}}, 1, "5×7×9 cells, small blocks");
-  one({{9, 20, 21}, {5, 8, 9}, {1, 1, 0}}, 5, "9×20×21 cells, large blocks");
+  one({19, 18, 23}, {8, 4, 4}, {1, 1, 1}, 77, "19×18×23 cells, radius 1");
+  one({7, 3, 5}, {8, 4, 4}, {2, 2, 2}, 0, "7×3×5 cells, one window");
+  one({9, 13, 40}, {8, 4, 4}, {2, 2, 2}, 333, "9×13×40 cells, radius 2");
+  one({5, 7, 9}, {2, 3, 2}, {0, 1, 2}, 1, "5×7×9 cells, small blocks");
+  one({9, 20, 21}, {5, 8, 9}, {1, 1, 0}, 5, "9×20×21 cells, large blocks");
   return good;
 }
 
@@ -276,7 +328,7 @@ bool check_small(const Variant& v, const Variant& windows, const Variant& portab
                     .samples = {{0, 5 * 7 * 9 + 40}},
                     .heads = 4,
                     .kv_heads = 2,
-                    .window = {{5, 7, 9}, {4, 4, 4}, {1, 1, 1}}};
+                    .window = WindowOptions::whole({5, 7, 9}, {4, 4, 4}, {1, 1, 1})};
   bool good = check(v, full, "367 + 271 rows", 500, random);
   good &= check(windows, small, "5×7×9 cells", 500, random);
   good &= check(portable, full, "367 + 271 rows", 500, random);
@@ -288,22 +340,34 @@ bool check_small(const Variant& v, const Variant& windows, const Variant& portab
 
 // ---------------------------------------------------------------- timing
 
-void time_one(const std::vector<Variant>& variants, const Setup& setup, const char* name, int repeats) {
-  const Problem p(setup, 99);
+void time_piece(const std::vector<Variant>& variants, const Problem& p, const char* name, int repeats,
+                Piece piece) {
   std::vector<std::vector<float>> ms(variants.size());
   for (int i = 0; i < 2 + repeats; ++i) {  // in turn, so that all see the same temperature
     for (std::size_t v = 0; v < variants.size(); ++v) {
-      const float t = run(variants[v], p.args, setup.window);
+      const float t = run(variants[v], p.args, p.setup.window, piece);
       if (i >= 2) ms[v].push_back(t);
     }
   }
+  const double rest = p.flops() * (p.rest_pairs / p.pairs), flops = piece == Piece::rest ? rest
+                                                                    : piece == Piece::windows
+                                                                        ? p.flops() - rest
+                                                                        : p.flops();
   for (std::size_t v = 0; v < variants.size(); ++v) {
     std::sort(ms[v].begin(), ms[v].end());
     const float median = ms[v][ms[v].size() / 2];
-    std::printf("%-14s %-24s %8.3f ms (%.3f to %.3f)  %6.1f TFLOP/s\n", name, variants[v].name, median,
-                ms[v].front(), ms[v].back(), p.flops() / median * 1e-9);
+    std::printf("%-14s %-24s%s %8.3f ms (%.3f to %.3f)  %6.1f TFLOP/s\n", name, variants[v].name,
+                piece == Piece::rest ? " rest" : "", median, ms[v].front(), ms[v].back(),
+                flops / median * 1e-9);
   }
   std::fflush(stdout);
+}
+
+void time_one(const std::vector<Variant>& variants, const Setup& setup, const char* name, int repeats) {
+  const Problem p(setup, 99);
+  if (setup.window.grid[0] == 0) return time_piece(variants, p, name, repeats, Piece::all);
+  time_piece(variants, p, name, repeats, Piece::windows);
+  time_piece(variants, p, name, 3 * repeats, Piece::rest);
 }
 
 void time_all(const std::vector<Variant>& full, const std::vector<Variant>& windows,
@@ -332,7 +396,7 @@ void time_all(const std::vector<Variant>& full, const std::vector<Variant>& wind
             .heads = 32,
             .kv_heads = 8,
             .gate = Gate::bf16,
-            .window = {{63, 68, 120}, {8, 4, 4}, {2, 2, 2}}},
+            .window = WindowOptions::whole({63, 68, 120}, {8, 4, 4}, {2, 2, 2})},
            "63x68x120", 3);
   one({portable}, "15015", {{0, 15015}}, 5);
   // The text encoder's: causal, head size 256, gated by channel.
@@ -352,11 +416,25 @@ void time_all(const std::vector<Variant>& full, const std::vector<Variant>& wind
     "<" #__VA_ARGS__ ">", magi::cuda::attention_launch<HopperAttention<AttentionShape<__VA_ARGS__>>>, \
         nullptr                                                                                       \
   }
-#define WINDOWS(...)                                                                                  \
-  {                                                                                                   \
-    "windows <" #__VA_ARGS__ ">", nullptr,                                                            \
-        magi::cuda::window_attention_launch<HopperAttention<AttentionShape<__VA_ARGS__, WindowWalk>>, \
-                                            HopperAttention<AttentionShape<__VA_ARGS__>>>             \
+/// The rows that attend everything have a kernel shape of their own.
+template <class Windows, class Parts>
+void windows_then_rest(const AttentionArgs& args, const WindowOptions& window, bool windows, bool rest,
+                       cudaStream_t stream) {
+  refiner_attention(args, window, windows, rest,
+                    magi::cuda::window_attention_launch<HopperAttention<Windows>>,
+                    magi::cuda::attention_partials_launch<HopperAttention<Parts>>, stream);
+}
+void portable_windows(const AttentionArgs& args, const WindowOptions& window, bool windows, bool rest,
+                      cudaStream_t stream) {
+  refiner_attention(args, window, windows, rest, magi::cuda::window_attention_portable,
+                    magi::cuda::attention_partials_portable, stream);
+}
+
+#define WINDOWS(window_keys, stages, ...)                                     \
+  {                                                                           \
+    "<" #window_keys ", 2, " #stages "> <" #__VA_ARGS__ ">", nullptr,         \
+        windows_then_rest<AttentionShape<window_keys, 2, stages, WindowWalk>, \
+                          AttentionShape<__VA_ARGS__, PartWalk>>              \
   }
 
 }  // namespace bench
@@ -366,9 +444,9 @@ int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "";
   const std::vector<Variant> full = {FULL(80, 3, 2), FULL(80, 3, 3), FULL(128, 2, 2), FULL(160, 2, 2),
                                      FULL(176, 2, 2)};
-  const std::vector<Variant> windows = {WINDOWS(128, 2, 2), WINDOWS(128, 2, 3), WINDOWS(160, 2, 2)};
-  const Variant portable = {"portable", magi::cuda::attention_portable,
-                            magi::cuda::window_attention_portable};
+  const std::vector<Variant> windows = {WINDOWS(128, 2, 128, 2, 2), WINDOWS(128, 3, 80, 3, 2),
+                                        WINDOWS(160, 2, 176, 2, 2)};
+  const Variant portable = {"portable", magi::cuda::attention_portable, portable_windows};
   const bool good = what == "small"  ? check_small(full[0], windows[0], portable)
                     : what != "time" ? check_all(full, windows, portable)
                                      : true;

@@ -85,15 +85,15 @@ __global__ static void reference(AttentionArgs a, Cells cells, const Probe* prob
   __shared__ double q[512], part[256], acc[512];
   const int t = threadIdx.x, kv = p.head * a.kv_heads / a.heads, dim = static_cast<int>(a.head_dim);
   for (int d = t; d < dim; d += 256) {
-    q[d] = at(a.qkv, a.is_bf16, p.row * a.qkv_pitch + p.head * dim + d);
+    q[d] = at(a.q, a.is_bf16, p.row * a.q_pitch + p.head * dim + d);
     acc[d] = 0;
   }
   __syncthreads();
   const auto score = [&](std::int64_t key) {
     if (!cells.sees(p.row, key)) return -1e300;
     double s = 0;
-    const std::int64_t k = key * a.qkv_pitch + (a.heads + kv) * dim;
-    for (int d = 0; d < dim; ++d) s += q[d] * at(a.qkv, a.is_bf16, k + d);
+    const std::int64_t k = key * a.kv_pitch + kv * dim;
+    for (int d = 0; d < dim; ++d) s += q[d] * at(a.kv, a.is_bf16, k + d);
     return s * a.scale;
   };
   double top = -1e300;
@@ -110,8 +110,7 @@ __global__ static void reference(AttentionArgs a, Cells cells, const Probe* prob
     __syncthreads();
     for (int d = t; d < dim; d += 256) {
       for (int i = 0; i < 256 && base + i < p.end; ++i) {
-        acc[d] +=
-            part[i] * at(a.qkv, a.is_bf16, (base + i) * a.qkv_pitch + (a.heads + a.kv_heads + kv) * dim + d);
+        acc[d] += part[i] * at(a.kv, a.is_bf16, (base + i) * a.kv_pitch + (a.kv_heads + kv) * dim + d);
       }
     }
     __syncthreads();
@@ -154,7 +153,8 @@ struct Problem {
   AttentionArgs args;
   Cells cells;
   std::int64_t out_bytes = 0;
-  double pairs = 0;  ///< of a query and a key that it sees
+  double pairs = 0;       ///< of a query and a key that it sees
+  double rest_pairs = 0;  ///< of them, of audio and text queries
   std::vector<void*> owned;
 
   Problem(Setup setup_, std::uint64_t seed) : setup(std::move(setup_)) {
@@ -169,12 +169,13 @@ struct Problem {
     args.scale = 1.f / std::sqrt(static_cast<float>(s.head_dim));
     args.causal = cells.causal = s.causal;
     args.samples = s.samples;
-    args.qkv_pitch = width;
+    args.q_pitch = args.kv_pitch = width;
     args.out_pitch = std::int64_t{s.heads} * s.head_dim;
     out_bytes = s.rows * args.out_pitch * element;
     args.out = allocate(out_bytes);
     auto* qkv = static_cast<char*>(allocate(s.rows * width * element));
-    args.qkv = qkv;
+    args.q = qkv;
+    args.kv = qkv + s.heads * s.head_dim * element;
     fill<<<1024, 256>>>(qkv, s.is_bf16, s.rows, width, s.heads * s.head_dim, s.q_factor, seed);
     if (s.n_sink > 0) {
       void* sinks = allocate(s.n_sink * s.heads * 4);
@@ -246,7 +247,8 @@ struct Problem {
       pairs *= static_cast<double>(axis);
     }
     const double rest = static_cast<double>(setup.rows - cells.video);
-    pairs += 2.0 * cells.video * rest + rest * rest;
+    rest_pairs = rest * static_cast<double>(setup.rows);
+    pairs += cells.video * rest + rest_pairs;
   }
 };
 
