@@ -42,16 +42,16 @@ class ControlTransport final : public Transport {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
 
-  std::unique_ptr<Transfer> start(std::vector<Part> send, std::vector<Part> receive,
+  std::unique_ptr<Exchange> start(std::vector<Part> send, std::vector<Part> receive,
                                   const std::string& what) override {
     count(what, send, receive);
-    return std::make_unique<Exchange>(*this, std::move(send), std::move(receive), what);
+    return std::make_unique<Round>(*this, std::move(send), std::move(receive), what);
   }
 
  private:
-  class Exchange final : public Transfer {
+  class Round final : public Exchange {
    public:
-    Exchange(ControlTransport& transport, std::vector<Part> send, std::vector<Part> receive, std::string what)
+    Round(ControlTransport& transport, std::vector<Part> send, std::vector<Part> receive, std::string what)
         : transport_(transport),
           send_(std::move(send)),
           receive_(std::move(receive)),

@@ -11,12 +11,12 @@ class SoloTransport final : public Transport {
  public:
   int rank() const override { return 0; }
   int size() const override { return 1; }
-  std::unique_ptr<Transfer> start(std::vector<Part>, std::vector<Part>, const std::string& what) override {
+  std::unique_ptr<Exchange> start(std::vector<Part>, std::vector<Part>, const std::string& what) override {
     fail("{}: there is no other rank", what);
   }
 };
 
-class Done final : public Transfer {
+class Done final : public Exchange {
  public:
   void wait(double) override {}
 };
@@ -86,7 +86,7 @@ Group Group::subgroup(const std::vector<int>& ranks, std::string name) const {
   return group;
 }
 
-std::unique_ptr<Transfer> Group::start_exchange(std::vector<Part> send, std::vector<Part> receive,
+std::unique_ptr<Exchange> Group::start_exchange(std::vector<Part> send, std::vector<Part> receive,
                                                 std::string_view what) const {
   std::vector<Tensor> own_send, own_receive;
   const auto foreign = [&](std::vector<Part>& parts, std::vector<Tensor>& own) {
@@ -127,7 +127,7 @@ void Group::all_to_all(const Tensor& send, Tensor receive) const {
   exchange(blocks(send, size(), "all-to-all"), blocks(receive, size(), "all-to-all"), "all-to-all");
 }
 
-std::unique_ptr<Transfer> Group::start_all_to_all(const std::vector<Tensor>& send,
+std::unique_ptr<Exchange> Group::start_all_to_all(const std::vector<Tensor>& send,
                                                   const std::vector<Tensor>& receive) const {
   require(static_cast<int>(send.size()) == size() && static_cast<int>(receive.size()) == size(),
           "all-to-all of {}: {} parts to send and {} to receive for {} ranks", name_, send.size(),

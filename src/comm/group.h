@@ -35,9 +35,9 @@ struct Traffic {
 inline constexpr double kPatient = std::numeric_limits<double>::infinity();
 
 /// An exchange under way. Parts stay alive until it is over.
-class Transfer {
+class Exchange {
  public:
-  virtual ~Transfer() = default;
+  virtual ~Exchange() = default;
   /// Afterwards what was received may be read and what was sent may be overwritten: at once where the parts
   /// are on the host; by later work of the stream where they are on a device (the host does not wait). Throws
   /// Error when it takes longer than `deadline_seconds` on the host (0: the transport's) or a rank is lost.
@@ -52,7 +52,7 @@ class Transport {
   virtual int size() const = 0;
   /// Parts between two ranks arrive in the order in which they are listed, and are of equal size on both
   /// sides. No part is for the own rank. `what` names the collective in messages.
-  virtual std::unique_ptr<Transfer> start(std::vector<Part> send, std::vector<Part> receive,
+  virtual std::unique_ptr<Exchange> start(std::vector<Part> send, std::vector<Part> receive,
                                           const std::string& what) = 0;
   /// Copies between parts of the own rank, ordered like the exchanges.
   virtual void copy(Tensor to, const Tensor& from);
@@ -86,7 +86,7 @@ class Group {
 
   /// Any parts from any rank to any; those for the own rank are copied, first to first. The base of the
   /// others.
-  [[nodiscard]] std::unique_ptr<Transfer> start_exchange(std::vector<Part> send, std::vector<Part> receive,
+  [[nodiscard]] std::unique_ptr<Exchange> start_exchange(std::vector<Part> send, std::vector<Part> receive,
                                                          std::string_view what = "exchange") const;
   void exchange(std::vector<Part> send, std::vector<Part> receive, std::string_view what = "exchange") const;
 
@@ -95,7 +95,7 @@ class Group {
   void all_to_all(const Tensor& send, Tensor receive) const;
   /// Uneven: send[r] goes to rank r, receive[r] comes from it. Both sides know the sizes; a tensor may be
   /// empty.
-  [[nodiscard]] std::unique_ptr<Transfer> start_all_to_all(const std::vector<Tensor>& send,
+  [[nodiscard]] std::unique_ptr<Exchange> start_all_to_all(const std::vector<Tensor>& send,
                                                            const std::vector<Tensor>& receive) const;
   void all_to_all(const std::vector<Tensor>& send, const std::vector<Tensor>& receive) const {
     start_all_to_all(send, receive)->wait();

@@ -18,9 +18,9 @@ void check_mpi(int status, const char* what) {
   require(status == MPI_SUCCESS, "MPI: {} failed with code {}", what, status);
 }
 
-class MpiTransfer final : public Transfer {
+class MpiExchange final : public Exchange {
  public:
-  MpiTransfer(std::shared_ptr<Monitor> monitor, double deadline, std::vector<Part> send,
+  MpiExchange(std::shared_ptr<Monitor> monitor, double deadline, std::vector<Part> send,
               std::vector<Part> receive, std::string what, Traffic& traffic)
       : monitor_(std::move(monitor)),
         deadline_(deadline),
@@ -40,7 +40,7 @@ class MpiTransfer final : public Transfer {
   }
 
   // Left without a wait only when the run has failed: MPI may still write into the parts, so they stay.
-  ~MpiTransfer() override {
+  ~MpiExchange() override {
     if (requests_.empty()) return;
     new std::vector<Part>(std::move(send_));
     new std::vector<Part>(std::move(receive_));
@@ -115,11 +115,11 @@ class MpiTransport final : public Transport {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
 
-  std::unique_ptr<Transfer> start(std::vector<Part> send, std::vector<Part> receive,
+  std::unique_ptr<Exchange> start(std::vector<Part> send, std::vector<Part> receive,
                                   const std::string& what) override {
     monitor_->check();
     count(what, send, receive);
-    return std::make_unique<MpiTransfer>(monitor_, deadline_, std::move(send), std::move(receive), what,
+    return std::make_unique<MpiExchange>(monitor_, deadline_, std::move(send), std::move(receive), what,
                                          traffic_[what]);
   }
 

@@ -2,6 +2,7 @@
 // A packed sequence as a list of segments: runs of rows of one sample and one modality, in packed order.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -28,6 +29,12 @@ struct RowRange {
   std::int64_t end = 0;
   std::int64_t size() const { return end - first; }
 };
+
+/// The rows in both; empty ranges are {0, 0}.
+inline RowRange intersect(RowRange a, RowRange b) {
+  const RowRange both{std::max(a.first, b.first), std::min(a.end, b.end)};
+  return both.size() > 0 ? both : RowRange{};
+}
 
 inline std::int64_t row_count(const Segments& segments) {
   return segments.empty() ? 0 : segments.back().first + segments.back().rows;

@@ -76,9 +76,12 @@ DenseMlpWeights load_dense_mlp(const WeightLoader& layer, int groups, std::int64
           in.linear("down_proj", groups, hidden, intermediate)};
 }
 
-SequenceOnDevice upload_sequence(Ops& ops, const PackedSequence& sequence, const Tensor& rotary_bands) {
+SequenceOnDevice upload_sequence(Ops& ops, const PackedSequence& sequence, RowRange rows,
+                                 const Tensor& rotary_bands) {
   SequenceOnDevice inputs;
-  inputs.rope = ops.upload(rotary_table(sequence.coordinates, rotary_bands));
+  inputs.rows = rows;
+  inputs.segments = clip(sequence.segments, rows);
+  inputs.rope = ops.upload(rotary_table(sequence.coordinates.rows(rows.first, rows.size()), rotary_bands));
   for (const Conditioning& branch : sequence.branches) {
     SequenceOnDevice::Branch& on_device = inputs.branches.emplace_back();
     on_device.text = ops.upload(branch.text);
@@ -91,10 +94,13 @@ SequenceOnDevice upload_sequence(Ops& ops, const PackedSequence& sequence, const
 
 Tensor embed_tokens(Ops& ops, const AdapterWeights& w, const PackedSequence& sequence,
                     const SequenceOnDevice& inputs, const Tensor& video, const Tensor& audio, DType dtype) {
-  Tensor hidden = ops.arena().alloc(dtype, {sequence.rows(), w.video_in.out});
+  Tensor hidden = ops.arena().alloc(dtype, {inputs.rows.size(), w.video_in.out});
   std::int64_t row = 0;
   const auto append = [&](const Tensor& x, const LinearWeight& weight) {
-    ops.linear_into(hidden.rows(row, x.dim(0)), x, weight);
+    const RowRange own = intersect({row, row + x.dim(0)}, inputs.rows);
+    if (own.size() > 0)
+      ops.linear_into(hidden.rows(own.first - inputs.rows.first, own.size()),
+                      x.rows(own.first - row, own.size()), weight);
     row += x.dim(0);
   };
   for (const SequenceOnDevice::Branch& branch : inputs.branches) {
@@ -106,21 +112,34 @@ Tensor embed_tokens(Ops& ops, const AdapterWeights& w, const PackedSequence& seq
       append(cells, w.video_in);
     }
   }
+  require(row == sequence.rows(), "inputs of {} rows for a sequence of {}", row, sequence.rows());
   return hidden;
 }
 
 std::vector<Velocity> project_velocity(Ops& ops, const AdapterWeights& w, const PackedSequence& sequence,
-                                       const Tensor& hidden) {
-  const auto project = [&](const Segment& rows, const NormWeight& norm, const LinearWeight& out) {
-    const Tensor n = ops.rms_norm(hidden.rows(rows.first, rows.rows), norm, {}, DType::f32);
-    return ops.download(ops.linear(n, out));
+                                       const SequenceOnDevice& inputs, const Tensor& hidden,
+                                       const Parallel& parallel) {
+  std::vector<Parallel::Gathered> outputs;  // of each branch: video, audio
+  const auto project = [&](const Segment& segment, const NormWeight& norm, const LinearWeight& out) {
+    const RowRange covers{segment.first, segment.first + segment.rows};
+    outputs.push_back({ops.arena().alloc(DType::f32, {segment.rows, out.out}), covers});
+    const RowRange own = intersect(covers, inputs.rows);
+    if (own.size() == 0) return;
+    const Tensor rows = hidden.rows(own.first - inputs.rows.first, own.size());
+    ops.linear_into(outputs.back().data.rows(own.first - covers.first, own.size()),
+                    ops.rms_norm(rows, norm, {}, DType::f32), out);
   };
-  std::vector<Velocity> velocities;
   for (std::size_t first : sequence.first_segments) {
-    const Tensor video = project(sequence.segments[first], w.video_norm, w.video_out);
-    const Tensor audio = project(sequence.segments[first + 1], w.audio_norm, w.audio_out);
-    velocities.push_back({latent_from_cells(video, sequence.grid, sequence.video_order), audio});
+    project(sequence.segments[first], w.video_norm, w.video_out);
+    project(sequence.segments[first + 1], w.audio_norm, w.audio_out);
   }
+  parallel.gather_rows(sequence.segments, outputs);
+
+  std::vector<Velocity> velocities;
+  for (std::size_t i = 0; i < outputs.size(); i += 2)
+    velocities.push_back(
+        {latent_from_cells(ops.download(outputs[i].data), sequence.grid, sequence.video_order),
+         ops.download(outputs[i + 1].data)});
   return velocities;
 }
 

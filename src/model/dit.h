@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "model/parallel.h"
 #include "model/tokens.h"
 #include "model/weight_loader.h"
 #include "ops/ops.h"
@@ -77,18 +78,22 @@ struct SequenceOnDevice {
     std::vector<std::pair<Tensor, Tensor>> images;  ///< figure token [1, C], cells [h·w, C]
   };
   std::vector<Branch> branches;
-  Tensor rope;  ///< [N, 6·nb]
+  RowRange rows;      ///< of the sequence, that this rank works on: n of N
+  Segments segments;  ///< of those rows
+  Tensor rope;        ///< [n, 6·nb]
 };
-SequenceOnDevice upload_sequence(Ops& ops, const PackedSequence& sequence, const Tensor& rotary_bands);
+SequenceOnDevice upload_sequence(Ops& ops, const PackedSequence& sequence, RowRange rows,
+                                 const Tensor& rotary_bands);
 
 /// Video cells [T·H·W, C] and audio [A, C'] shared by all branches, with the constant inputs → hidden states
-/// [N, width].
+/// [n, width].
 Tensor embed_tokens(Ops& ops, const AdapterWeights& w, const PackedSequence& sequence,
                     const SequenceOnDevice& inputs, const Tensor& video, const Tensor& audio, DType dtype);
 
-/// Hidden states [N, width] → each branch's velocity, read back to the host.
+/// Hidden states [n, width] → each branch's velocity, gathered from all ranks and read back to the host.
 std::vector<Velocity> project_velocity(Ops& ops, const AdapterWeights& w, const PackedSequence& sequence,
-                                       const Tensor& hidden);
+                                       const SequenceOnDevice& inputs, const Tensor& hidden,
+                                       const Parallel& parallel = {});
 
 /// n [N, D], normalised → [N, D], to be added to the residual: qkv, q/k norm, rotary, `attend` (gated where
 /// the layer has a gate), projection.

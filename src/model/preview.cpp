@@ -9,20 +9,20 @@ std::vector<Velocity> Preview::forward(Ops& ops, const PackedSequence& sequence,
                                        const SequenceOnDevice& inputs, const Tensor& video,
                                        const Tensor& audio, const Tensor& times, DType dtype,
                                        const Probe& probe) const {
-  const Segments& segments = sequence.segments;
+  const Segments& segments = inputs.segments;
   const Tensor hidden = embed_tokens(ops, adapters_, sequence, inputs, video, audio, dtype);
   if (probe) probe("embed", hidden);
   ops.set_time_features(hidden, times, segments);
 
-  const Tensor streams = hidden.reshape({sequence.rows(), config_.streams, config_.hidden});
+  const Tensor streams = hidden.reshape({inputs.rows.size(), config_.streams, config_.hidden});
   MhcCoefficients mix;
   Tensor branch;  // the last branch's output: the next site adds it to the streams
   for (int i = 0; i < layers_->count(); ++i) {
     const Lease<PreviewLayer> layer = layers_->layer(i);
     Tensor n = ops.mhc_site(streams, branch, mix, layer->attention_site, layer->attention.norm, segments);
-    branch = attention(ops, *layer, n, inputs, segments);
+    branch = attention(ops, *layer, n, inputs, sequence.segments);
     n = ops.mhc_site(streams, branch, mix, layer->mlp_site, layer->mlp_norm, segments);
-    branch = mlp(ops, *layer, n, segments, probe);
+    branch = mlp(ops, *layer, std::move(n), inputs, sequence.segments, probe);
     if (probe) {
       ops.mhc_finish(streams, branch, mix);
       branch = {};
@@ -30,42 +30,55 @@ std::vector<Velocity> Preview::forward(Ops& ops, const PackedSequence& sequence,
     }
   }
   if (branch.defined()) ops.mhc_finish(streams, branch, mix);
-  return project_velocity(ops, adapters_, sequence, hidden);
+  return project_velocity(ops, adapters_, sequence, inputs, hidden, parallel_);
 }
 
 Tensor Preview::attention(Ops& ops, const PreviewLayer& layer, const Tensor& n,
-                          const SequenceOnDevice& inputs, const Segments& segments) const {
-  const std::vector<RowRange> samples = sample_ranges(segments);
-  return attention_branch(ops, layer.attention, config_.attention, n, inputs.rope, segments,
+                          const SequenceOnDevice& inputs, const Segments& sequence) const {
+  const std::vector<RowRange> samples = parallel_.samples(sequence);
+  const auto whole_samples = [&](const Tensor& qkv, const AttentionOptions& options) {
+    return ops.attention(qkv, samples, options);
+  };
+  return attention_branch(ops, layer.attention, config_.attention, n, inputs.rope, inputs.segments,
                           [&](const Tensor& qkv, const AttentionOptions& options) {
-                            return ops.attention(qkv, samples, options);
+                            return parallel_.attention(ops, sequence, qkv, options, whole_samples);
                           });
 }
 
-Tensor Preview::mlp(Ops& ops, const PreviewLayer& layer, const Tensor& n, const Segments& segments,
-                    const Probe& probe) const {
+Tensor Preview::mlp(Ops& ops, const PreviewLayer& layer, Tensor n, const SequenceOnDevice& inputs,
+                    const Segments& sequence, const Probe& probe) const {
+  const Segments& segments = inputs.segments;
   if (layer.dense) return dense_mlp(ops, *layer.dense, n, segments);
   const MoeWeights& w = *layer.moe;
   const DType dtype = n.dtype();
 
-  Tensor y;
+  // The shared experts run while the tokens are on their way to the routed ones.
+  Trade trade = parallel_.to_expert_heads(ops, sequence, ops.linear(n, w.split), config_.moe_heads);
+  const Tensor shared = ops.linear(ops.linear(n, w.shared_up, Epilogue::swiglu7), w.shared_down);
   {
-    const Tensor z = ops.linear(n, w.split);
-    const Routing routing =
-        ops.route(z, w.router_gate, w.router_bias, config_.moe_heads, config_.top_k, config_.route_scale);
-    if (probe) probe("routing_index", routing.index), probe("routing_weight", routing.weight);
-    y = ops.linear(ops.experts(z, routing, w.experts), w.merge);
+    const Tensor inner = ops.linear(n, w.modality_up, segments, dtype, Epilogue::swiglu7);
+    ops.add(shared, ops.linear(inner, w.modality_down, segments, dtype));
   }
-  Tensor shared = ops.linear(ops.linear(n, w.shared_up, Epilogue::swiglu7), w.shared_down);
-  const Tensor inner = ops.linear(n, w.modality_up, segments, dtype, Epilogue::swiglu7);
-  ops.add(shared, ops.linear(inner, w.modality_down, segments, dtype));
+  n = {};
+
+  Tensor y = trade.wait();
+  trade = {nullptr, {}};
+  if (w.experts.heads > 0) {
+    const Routing routing =
+        ops.route(y, w.router_gate, w.router_bias, w.experts.heads, config_.top_k, config_.route_scale);
+    if (probe) probe("routing_index", routing.index), probe("routing_weight", routing.weight);
+    y = ops.experts(y, routing, w.experts);
+  }
+  y = parallel_.to_own_rows(ops, sequence, y, config_.moe_heads, config_.moe_width / config_.moe_heads);
+  y = ops.linear(y, w.merge);
   ops.add(y, shared);
   return y;
 }
 
 PreviewRun::PreviewRun(Ops& ops, const Preview& model, PackedSequence sequence, DType dtype)
     : ops_(ops), model_(model), sequence_(std::move(sequence)), dtype_(dtype) {
-  inputs_ = upload_sequence(ops, sequence_, model.adapters().rotary_bands);
+  inputs_ = upload_sequence(ops, sequence_, model.parallel().rows(sequence_.segments),
+                            model.adapters().rotary_bands);
 }
 
 std::vector<Velocity> PreviewRun::velocity(const Tensor& latent, const Tensor& audio, double timestep,

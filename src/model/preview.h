@@ -39,7 +39,7 @@ struct PreviewConfig {
 
 struct MoeWeights {
   LinearWeight split, merge;
-  Tensor router_gate, router_bias;  ///< [heads·experts, d_head], [heads·experts] f32
+  Tensor router_gate, router_bias;  ///< [heads·experts, d_head], [heads·experts] f32, of this rank's heads
   ExpertWeight experts;
   LinearWeight shared_up, shared_down, modality_up, modality_down;
 };
@@ -52,37 +52,47 @@ struct PreviewLayer {
   std::optional<MoeWeights> moe;
 };
 
-PreviewLayer load_preview_layer(const WeightLoader& root, const PreviewConfig& config, std::int64_t layer);
+/// Over several ranks, of the experts only those of this rank's heads: nothing else of them is read.
+PreviewLayer load_preview_layer(const WeightLoader& root, const PreviewConfig& config, std::int64_t layer,
+                                const Parallel& parallel = {});
 
 class Preview {
  public:
-  Preview(PreviewConfig config, AdapterWeights adapters, std::unique_ptr<WeightSource<PreviewLayer>> layers)
-      : config_(std::move(config)), adapters_(std::move(adapters)), layers_(std::move(layers)) {}
+  Preview(PreviewConfig config, AdapterWeights adapters, std::unique_ptr<WeightSource<PreviewLayer>> layers,
+          Parallel parallel = {})
+      : config_(std::move(config)),
+        adapters_(std::move(adapters)),
+        layers_(std::move(layers)),
+        parallel_(std::move(parallel)) {}
 
   const PreviewConfig& config() const { return config_; }
   const AdapterWeights& adapters() const { return adapters_; }
+  const Parallel& parallel() const { return parallel_; }
 
   /// Video cells [T·H·W, C], audio [A, C'], time features [2, time_channels] (clean, noised) → each branch's
-  /// velocity.
+  /// velocity. Over several ranks each works on its rows (`inputs`), and all get every velocity; a probe sees
+  /// the rank's part.
   std::vector<Velocity> forward(Ops& ops, const PackedSequence& sequence, const SequenceOnDevice& inputs,
                                 const Tensor& video, const Tensor& audio, const Tensor& times, DType dtype,
                                 const Probe& probe = {}) const;
 
  private:
   Tensor attention(Ops& ops, const PreviewLayer& layer, const Tensor& n, const SequenceOnDevice& inputs,
-                   const Segments& segments) const;
-  Tensor mlp(Ops& ops, const PreviewLayer& layer, const Tensor& n, const Segments& segments,
-             const Probe& probe) const;
+                   const Segments& sequence) const;
+  Tensor mlp(Ops& ops, const PreviewLayer& layer, Tensor n, const SequenceOnDevice& inputs,
+             const Segments& sequence, const Probe& probe) const;
 
   PreviewConfig config_;
   AdapterWeights adapters_;
   std::unique_ptr<WeightSource<PreviewLayer>> layers_;
+  Parallel parallel_;
 };
 
 /// The whole model with every layer resident.
 std::unique_ptr<Preview> load_preview(Ops& ops, const TensorStore& store, const PreviewConfig& config,
                                       DType dtype,
-                                      const std::function<void(std::int64_t layer)>& on_layer = {});
+                                      const std::function<void(std::int64_t layer)>& on_layer = {},
+                                      const Parallel& parallel = {});
 
 /// One denoising problem on one backend: what stays the same over the steps is computed once.
 class PreviewRun {

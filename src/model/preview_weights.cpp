@@ -14,10 +14,6 @@ namespace {
 /// In a native root, below moe_mlp; else W_gate, W_up and W_down are there.
 constexpr const char* kPackedExperts = "nvfp4";
 
-struct ExpertShapes {
-  Shape in, out;  ///< of W_gate and W_up, of W_down
-};
-
 /// One site: alphas, biases and phi are stored apart.
 MhcWeight load_mhc_site(const WeightLoader& layer, const PreviewConfig& config, int groups,
                         const std::string& site) {
@@ -37,58 +33,92 @@ MhcWeight load_mhc_site(const WeightLoader& layer, const PreviewConfig& config, 
   return w;
 }
 
-/// Four-bit experts on the host: the checkpoint's own, or packed from its numbers.
-ExpertWeight packed_experts(const WeightLoader& moe, const PreviewConfig& config,
-                            const ExpertShapes& shapes) {
-  ExpertWeight w;
-  w.heads = config.moe_heads;
-  w.experts = config.experts;
-  w.dim = config.moe_width / config.moe_heads;
-  w.hidden = config.expert_hidden;
-  w.dtype = moe.dtype();
-  const Shape bytes{w.heads, nvfp4_layout(w).head_bytes()};
-  if (moe.has(kPackedExperts))
-    w.nvfp4 = moe.bytes(kPackedExperts, bytes);
-  else if (moe.ops().arena().counts_only())
-    w.nvfp4 = Tensor::view(nullptr, DType::u8, bytes);
-  else
-    w = nvfp4_experts(moe.stored("W_gate", shapes.in), moe.stored("W_up", shapes.in),
-                      moe.stored("W_down", shapes.out), config.moe_heads, moe.dtype());
-  return w;
-}
-
-ExpertWeight load_experts(const WeightLoader& moe, const PreviewConfig& config) {
-  const std::int64_t n = config.moe_heads * config.experts, d = config.moe_width / config.moe_heads;
-  const ExpertShapes shapes{{n, d, config.expert_hidden}, {n, config.expert_hidden, d}};
-  const bool packed = moe.has(kPackedExperts);
-  const ExpertFormat format = config.expert_format;
-  if (format == ExpertFormat::nvfp4 || (format == ExpertFormat::stored && packed))
-    return moe.ops().upload_experts(packed_experts(moe, config, shapes));
-  PlainExperts plain;
-  if (format != ExpertFormat::nvfp4_fake && !packed) {
-    plain = {moe.stored("W_gate", shapes.in), moe.stored("W_up", shapes.in),
-             moe.stored("W_down", shapes.out)};
-  } else {
-    const ExpertWeight w = packed_experts(moe, config, shapes);
-    plain = moe.ops().arena().counts_only()
-                ? PlainExperts{Tensor::view(nullptr, DType::bf16, shapes.in),
-                               Tensor::view(nullptr, DType::bf16, shapes.in),
-                               Tensor::view(nullptr, DType::bf16, shapes.out)}
-                : dequantize_experts(static_cast<const std::byte*>(w.nvfp4.raw()), n, nvfp4_layout(w));
+/// The stored experts of some heads, none other of which are read.
+class StoredExperts {
+ public:
+  StoredExperts(const WeightLoader& moe, const PreviewConfig& config, Share heads)
+      : moe_(moe), config_(config), heads_(heads) {
+    const std::int64_t n = config.moe_heads * config.experts, d = config.moe_width / config.moe_heads;
+    in_ = {n, d, config.expert_hidden};
+    out_ = {n, config.expert_hidden, d};
   }
-  return moe.ops().pack_experts(plain.gate, plain.up, plain.down, config.moe_heads, moe.dtype());
+
+  bool are_packed() const { return moe_.has(kPackedExperts); }
+
+  PlainExperts plain() const {
+    return {own(moe_.stored("W_gate", in_)), own(moe_.stored("W_up", in_)), own(moe_.stored("W_down", out_))};
+  }
+
+  /// Four-bit experts on the host: the checkpoint's own, or packed from its numbers.
+  ExpertWeight packed() const {
+    ExpertWeight w;
+    w.heads = config_.moe_heads;
+    w.experts = config_.experts;
+    w.dim = in_[1];
+    w.hidden = config_.expert_hidden;
+    w.dtype = moe_.dtype();
+    const std::int64_t head_bytes = nvfp4_layout(w).head_bytes();
+    w.heads = heads_.count;
+    if (are_packed()) {
+      w.nvfp4 = moe_.bytes(kPackedExperts, {config_.moe_heads, head_bytes}).rows(heads_.first, heads_.count);
+    } else if (moe_.ops().arena().counts_only()) {
+      w.nvfp4 = Tensor::view(nullptr, DType::u8, {heads_.count, head_bytes});
+    } else {
+      const PlainExperts p = plain();
+      w = nvfp4_experts(p.gate, p.up, p.down, heads_.count, moe_.dtype());
+    }
+    return w;
+  }
+
+  /// The numbers that four bits can say.
+  PlainExperts fake() const {
+    const ExpertWeight w = packed();
+    const std::int64_t matrices = heads_.count * config_.experts;
+    if (moe_.ops().arena().counts_only()) {
+      const auto counted = [&](const Shape& s) {
+        return Tensor::view(nullptr, DType::bf16, {matrices, s[1], s[2]});
+      };
+      return {counted(in_), counted(in_), counted(out_)};
+    }
+    return dequantize_experts(static_cast<const std::byte*>(w.nvfp4.raw()), matrices, nvfp4_layout(w));
+  }
+
+ private:
+  Tensor own(const Tensor& t) const {
+    return t.rows(heads_.first * config_.experts, heads_.count * config_.experts);
+  }
+
+  const WeightLoader& moe_;
+  const PreviewConfig& config_;
+  Share heads_;
+  Shape in_, out_;  ///< of W_gate and W_up, of W_down; all heads
+};
+
+ExpertWeight load_experts(const WeightLoader& moe, const PreviewConfig& config, Share heads) {
+  const StoredExperts stored(moe, config, heads);
+  const ExpertFormat format = config.expert_format;
+  if (format == ExpertFormat::nvfp4 || (format == ExpertFormat::stored && stored.are_packed()))
+    return moe.ops().upload_experts(stored.packed());
+  const PlainExperts plain =
+      format == ExpertFormat::nvfp4_fake || stored.are_packed() ? stored.fake() : stored.plain();
+  return moe.ops().pack_experts(plain.gate, plain.up, plain.down, heads.count, moe.dtype());
 }
 
-MoeWeights load_moe(const WeightLoader& mlp, const PreviewConfig& config) {
+MoeWeights load_moe(const WeightLoader& mlp, const PreviewConfig& config, Share heads) {
   const std::int64_t rows = config.moe_heads * config.experts;
   const std::int64_t d = config.moe_width / config.moe_heads;
   const WeightLoader moe = mlp.in("moe_mlp");
+  const auto own = [&](const Tensor& t) {
+    return t.rows(heads.first * config.experts, heads.count * config.experts);
+  };
   MoeWeights w;
   w.split = mlp.linear("split_linear", 1, config.moe_width, config.hidden);
   w.merge = mlp.linear("merge_linear", 1, config.hidden, config.moe_width);
-  w.router_gate = moe.tensor("gate", {rows, d});
-  w.router_bias = moe.tensor("router.expert_bias_ema", {rows});
-  w.experts = load_experts(moe, config);
+  if (heads.count > 0) {
+    w.router_gate = mlp.ops().upload(own(moe.host("gate", {rows, d})));
+    w.router_bias = mlp.ops().upload(own(moe.host("router.expert_bias_ema", {rows})));
+    w.experts = load_experts(moe, config, heads);
+  }
   w.shared_up = mlp.linear("shared_expert_fc1", 1, 2 * config.shared_hidden, config.hidden);
   w.shared_down = mlp.linear("shared_expert_fc2", 1, config.hidden, config.shared_hidden);
   w.modality_up = mlp.linear("modality_specific_shared_expert_fc1", kModalities, 2 * config.modality_hidden,
@@ -152,7 +182,8 @@ PreviewConfig PreviewConfig::from(const ConfigNode& root) {
   return c;
 }
 
-PreviewLayer load_preview_layer(const WeightLoader& root, const PreviewConfig& config, std::int64_t index) {
+PreviewLayer load_preview_layer(const WeightLoader& root, const PreviewConfig& config, std::int64_t index,
+                                const Parallel& parallel) {
   const int groups = config.per_modality(index) ? kModalities : 1;
   const WeightLoader in = root.in("block.layers." + std::to_string(index));
   PreviewLayer layer;
@@ -162,7 +193,7 @@ PreviewLayer load_preview_layer(const WeightLoader& root, const PreviewConfig& c
       load_attention(in, groups, config.hidden, config.attention, config.sinks, config.gated_attention);
   if (config.has_experts(index)) {
     layer.mlp_norm = in.norm("mlp.pre_norm", kModalities, config.hidden);
-    layer.moe = load_moe(in.in("mlp"), config);
+    layer.moe = load_moe(in.in("mlp"), config, parallel.expert_heads(config.moe_heads));
   } else {
     layer.mlp_norm = in.norm("mlp.pre_norm", groups, config.hidden);
     layer.dense = load_dense_mlp(in, groups, config.hidden, config.intermediate);
@@ -171,17 +202,18 @@ PreviewLayer load_preview_layer(const WeightLoader& root, const PreviewConfig& c
 }
 
 std::unique_ptr<Preview> load_preview(Ops& ops, const TensorStore& store, const PreviewConfig& config,
-                                      DType dtype, const std::function<void(std::int64_t)>& on_layer) {
+                                      DType dtype, const std::function<void(std::int64_t)>& on_layer,
+                                      const Parallel& parallel) {
   const WeightLoader root(ops, store, dtype);
   AdapterWeights adapters =
       load_adapters(root, config.channels, config.streams * config.hidden, config.attention.head_dim / 8);
   auto layers = std::make_unique<ResidentWeights<PreviewLayer>>();
   for (std::int64_t i = 0; i < config.layers; ++i) {
     if (on_layer) on_layer(i);
-    layers->add(load_preview_layer(root, config, i));
+    layers->add(load_preview_layer(root, config, i, parallel));
     release_mapped_pages();
   }
-  return std::make_unique<Preview>(config, std::move(adapters), std::move(layers));
+  return std::make_unique<Preview>(config, std::move(adapters), std::move(layers), parallel);
 }
 
 }  // namespace magi

@@ -23,7 +23,7 @@ Velocity Refiner::forward(Ops& ops, const PackedSequence& sequence, const Sequen
     if (x.dtype() != DType::f32) x = ops.cast(x, DType::f32);  // the residual is f32 from the first MLP on
     ops.add(x, y);
   }
-  return project_velocity(ops, adapters_, sequence, x).front();
+  return project_velocity(ops, adapters_, sequence, inputs, x).front();
 }
 
 Tensor Refiner::attention(Ops& ops, const RefinerLayer& layer, const Tensor& n,
@@ -75,7 +75,7 @@ RefinerRun::RefinerRun(Ops& ops, const Refiner& model, LatentGrid grid, std::int
       model_(model),
       sequence_(pack(grid, audio_rows, {Conditioning{text, {}}}, block_order(grid, model.config().block))),
       dtype_(dtype),
-      inputs_(upload_sequence(ops, sequence_, model.adapters().rotary_bands)) {}
+      inputs_(upload_sequence(ops, sequence_, {0, sequence_.rows()}, model.adapters().rotary_bands)) {}
 
 Velocity RefinerRun::velocity(const Tensor& latent, const Tensor& audio) {
   const std::int64_t channels = model_.config().channels.audio;

@@ -176,6 +176,14 @@ void Ops::cast_into(Tensor y, const Tensor& x) {
   run({"cast", 0, checks::bytes({&x, &y})}, [&] { do_cast(x, y); });
 }
 
+void Ops::copy(Tensor to, const Tensor& from) {
+  checks::tensor("copy", "from", from, {-1, -1});
+  checks::tensor("copy", "to", to, from.shape());
+  checks::work_dtype("copy", "from", from);
+  checks::dtype("copy", "to", to, {from.dtype()});
+  run({"copy", 0, 2 * checks::bytes({&from})}, [&] { do_copy(to, from); });
+}
+
 void Ops::add(Tensor a, const Tensor& b) {
   require(a.defined() && a.contiguous(), "add: a must be contiguous");
   checks::tensor("add", "b", b, a.shape());

@@ -163,6 +163,8 @@ class Ops {
   Device device() const { return arena_->device(); }
   /// Reads the host's clock, which is right for backends that work while they are called.
   virtual std::unique_ptr<OpClock> make_clock();
+  /// The CUDA stream that everything goes through (a cudaStream_t), for transports of device memory; else null.
+  virtual void* native_stream() const { return nullptr; }
 
   // -- moving weights and data to where the backend wants them (outside of steps)
 
@@ -216,6 +218,9 @@ class Ops {
   Tensor cast(const Tensor& x, DType dtype);
   /// Same, into y (rows of a larger tensor) of x's shape, in y's dtype.
   void cast_into(Tensor y, const Tensor& x);
+
+  /// to ← from: matrices of one shape and dtype; either may be columns of a larger one.
+  void copy(Tensor to, const Tensor& from);
 
   /// a ← a + b; a may be f32 while b is bf16. Shapes equal.
   void add(Tensor a, const Tensor& b);
@@ -308,6 +313,7 @@ class Ops {
   virtual void do_embed(const Tensor& table, const Tensor& ids, Tensor& y) = 0;
   virtual void do_set_time_features(Tensor& x, const Tensor& features, const Segments& segments) = 0;
   virtual void do_cast(const Tensor& x, Tensor& y) = 0;
+  virtual void do_copy(Tensor& to, const Tensor& from) = 0;
   virtual void do_add(Tensor& a, const Tensor& b) = 0;
   virtual void do_mhc_site(Tensor& streams, const Tensor& branch, MhcCoefficients& state, const MhcWeight& w,
                            const NormWeight& pre_norm, const Segments& segments, Tensor& n) = 0;

@@ -185,6 +185,17 @@ TEST_P(CudaOpsTest, CastAndAdd) {
   }
 }
 
+TEST_P(CudaOpsTest, CopyBetweenColumns) {
+  for (const std::int64_t width : {1, 8, 21}) {
+    const Tensor x = random({33, 40}), y = random({33, 56});
+    compare([&](Ops& ops, const Put& put) -> std::vector<Tensor> {
+      const Tensor to = put(y);
+      ops.copy(to.columns(16, width), put(x).columns(8, width));
+      return {to};
+    });
+  }
+}
+
 /// Two sites and the finish, so that coefficients are made, applied and made again.
 void compare_mhc(int rows, int s, int d, const std::function<Tensor(Shape, float)>& values,
                  const std::function<Tensor(Shape, float)>& weights,

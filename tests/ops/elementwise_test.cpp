@@ -36,6 +36,18 @@ TEST_P(ElementwiseTest, CastRoundsOnce) {
   EXPECT_EQ(ops_->cast(random({0, 5}, 1), DType::bf16).shape(), (Shape{0, 5}));
 }
 
+TEST_P(ElementwiseTest, CopyBetweenColumns) {
+  for (const std::int64_t width : {1, 8, 21}) {
+    const Tensor from = random({33, 40}, 1), before = random({33, 50}, 2);
+    const Tensor to = before.clone();
+    ops_->copy(to.columns(16, width), from.columns(8, width));
+    EXPECT_TRUE(same_bytes(to.columns(16, width).clone(), from.columns(8, width).clone()));
+    EXPECT_TRUE(same_bytes(to.columns(0, 16).clone(), before.columns(0, 16).clone()));
+    EXPECT_TRUE(same_bytes(to.columns(16 + width, 34 - width).clone(),
+                           before.columns(16 + width, 34 - width).clone()));
+  }
+}
+
 TEST_P(ElementwiseTest, AddIntoTheFirst) {
   const Tensor b = random({17, 23}, 2).columns(1, 21);
   for (const DType accumulator : {DType::f32, dtype()}) {

@@ -90,7 +90,7 @@ TEST(Collectives, Subgroups) {
 TEST(Collectives, SeveralUnderWay) {
   const Group& g = world().host();
   const int n = g.size(), me = g.rank();
-  std::vector<std::unique_ptr<Transfer>> transfers;
+  std::vector<std::unique_ptr<Exchange>> transfers;
   std::vector<std::vector<Tensor>> received;
   for (int k = 0; k < 3; ++k) {
     std::vector<Tensor> send, receive;

@@ -27,6 +27,7 @@ class CpuOps final : public Ops {
   void do_embed(const Tensor& table, const Tensor& ids, Tensor& y) override;
   void do_set_time_features(Tensor& x, const Tensor& features, const Segments& segments) override;
   void do_cast(const Tensor& x, Tensor& y) override;
+  void do_copy(Tensor& to, const Tensor& from) override;
   void do_add(Tensor& a, const Tensor& b) override;
   void do_mhc_site(Tensor& streams, const Tensor& branch, MhcCoefficients& state, const MhcWeight& w,
                    const NormWeight& pre_norm, const Segments& segments, Tensor& n) override;

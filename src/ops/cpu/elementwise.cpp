@@ -88,6 +88,18 @@ void CpuOps::do_cast(const Tensor& x, Tensor& y) {
   });
 }
 
+void CpuOps::do_copy(Tensor& to, const Tensor& from) {
+  const std::size_t element = size_of(from.dtype()), width = element * static_cast<std::size_t>(from.dim(1));
+  if (width == 0) return;
+  auto* out = static_cast<std::byte*>(to.raw());
+  const auto* in = static_cast<const std::byte*>(from.raw());
+  parallel_for(from.dim(0), [&](std::int64_t r) {
+    const auto row = static_cast<std::size_t>(r) * element;
+    std::memcpy(out + row * static_cast<std::size_t>(to.pitch()),
+                in + row * static_cast<std::size_t>(from.pitch()), width);
+  });
+}
+
 void CpuOps::do_add(Tensor& a, const Tensor& b) {
   with_type(a.dtype(), [&]<typename A>(A) {
     with_type(b.dtype(), [&]<typename B>(B) {

@@ -20,6 +20,7 @@ class CudaOps final : public Ops {
 
   /// Marks are events on the stream.
   std::unique_ptr<OpClock> make_clock() override;
+  void* native_stream() const override { return stream_.get(); }
 
   LinearWeight pack_linear(const Tensor& weight, int groups, DType dtype, const Tensor& bias) override;
   ExpertWeight pack_experts(const Tensor& gate, const Tensor& up, const Tensor& down, std::int64_t heads,
@@ -39,6 +40,7 @@ class CudaOps final : public Ops {
   void do_embed(const Tensor& table, const Tensor& ids, Tensor& y) override;
   void do_set_time_features(Tensor& x, const Tensor& features, const Segments& segments) override;
   void do_cast(const Tensor& x, Tensor& y) override;
+  void do_copy(Tensor& to, const Tensor& from) override;
   void do_add(Tensor& a, const Tensor& b) override;
   void do_mhc_site(Tensor& streams, const Tensor& branch, MhcCoefficients& state, const MhcWeight& w,
                    const NormWeight& pre_norm, const Segments& segments, Tensor& n) override;

@@ -104,6 +104,10 @@ void CudaOps::do_cast(const Tensor& x, Tensor& y) {
   convert<false>(x, y, stream());
 }
 
+void CudaOps::do_copy(Tensor& to, const Tensor& from) {
+  convert<false>(from, to, stream());
+}
+
 void CudaOps::do_add(Tensor& a, const Tensor& b) {
   convert<true>(b, a, stream());
 }
