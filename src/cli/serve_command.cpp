@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <omp.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <memory>
+#include <thread>
+
+#include "cli/commands.h"
+#include "cli/enhance_arguments.h"
+#include "ops/devices.h"
+#include "run/compute_device.h"
+#include "serve/json_log.h"
+#include "serve/server.h"
+
+namespace magi {
+namespace {
+
+struct ServeArguments {
+  std::string root, config, device, keys;
+  int threads = 0;
+  double keep_days = 30, keep_gb = 100;
+  EnhanceArguments enhance;
+  ServerOptions options;
+};
+
+/// Ctrl-C and SIGTERM, held back in all threads that are started while it lives, for wait().
+class StopSignals {
+ public:
+  StopSignals() {
+    sigemptyset(&signals_);
+    for (const int signal : {SIGINT, SIGTERM}) sigaddset(&signals_, signal);
+    pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
+  }
+  void wait() const {
+    int signal = 0;
+    sigwait(&signals_, &signal);
+  }
+
+ private:
+  sigset_t signals_{};
+};
+
+void run_serve(ServeArguments& a) {
+  require(!a.root.empty(),
+          "no checkpoint root: give -m ROOT or set MAGI2_CKPT_ROOT (\"magi2 init DIR\" makes a tiny one)");
+  if (a.threads > 0) omp_set_num_threads(a.threads);
+  const CheckpointRoot root(a.root,
+                            a.config.empty() ? std::nullopt : std::optional<std::filesystem::path>(a.config));
+  ServerOptions& options = a.options;
+  options.engine.device = a.device.empty() ? default_device() : parse_device(a.device);
+  options.engine.keep_parts = true;
+  if (!a.keys.empty()) options.api_key_file = a.keys;
+  if (!a.enhance.url.empty()) options.worker.enhance = a.enhance.options();
+  options.keep_seconds = static_cast<std::int64_t>(a.keep_days * 24 * 3600);
+  options.keep_bytes = static_cast<std::int64_t>(a.keep_gb * 1e9);
+
+  const StopSignals signals;
+  const JsonLogSink log;
+  Server server(root, options);
+  signals.wait();
+  std::thread([&signals] {  // a second one does not wait for anything
+    signals.wait();
+    _exit(1);
+  })
+      .detach();
+  server.stop();
+}
+
+}  // namespace
+
+void add_serve_command(CLI::App& app, Work& work) {
+  CLI::App& c = *app.add_subcommand("serve", "Make clips for clients: OpenAI's videos API, and a page");
+  auto a = std::make_shared<ServeArguments>();
+  ServerOptions& o = a->options;
+  c.add_option("-m,--model", a->root, "Checkpoint root")->envname("MAGI2_CKPT_ROOT");
+  c.add_option("--host", o.host, "Address to listen on; another than this machine's own needs keys")
+      ->capture_default_str();
+  c.add_option("--port", o.port, "Port; 0: any free one")->capture_default_str();
+  c.add_option("--data", o.data, "Directory for jobs and clips")->capture_default_str();
+  c.add_option("--api-key-file", a->keys, "Keys that may ask: one a line, and a name for the log behind it");
+  c.add_flag("--allow-anybody", o.allow_anybody, "Listen beyond this machine without keys");
+  c.add_option("--allow-host", o.api.host_names, "A name that the server is reached under, may be repeated");
+  c.add_option("--queue", o.api.queue, "Jobs that may wait")->capture_default_str();
+  c.add_option("--max-seconds", o.api.limits.max_seconds, "Longest clip")->capture_default_str();
+  c.add_option("--max-pixels", o.api.limits.max_pixels, "Largest frame")->capture_default_str();
+  c.add_option("--max-steps", o.api.limits.max_steps, "Most denoising steps")->capture_default_str();
+  c.add_option("--checkpoint-every", o.worker.checkpoint_every, "Steps between savings of a running job")
+      ->capture_default_str();
+  c.add_option("--preview-share", o.worker.preview_share, "Share of the time for preview frames; 0: none")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  c.add_option("--keep-days", a->keep_days, "Days until a job that ended is removed; 0: never")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  c.add_option("--keep-gb", a->keep_gb, "GB of clips beyond which the oldest are removed")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  auto* enhance = c.add_option("--enhance", a->enhance.url,
+                               "OpenAI-compatible language model for jobs that ask for a longer prompt");
+  for (CLI::Option* option : add_enhance_arguments(c, a->enhance, "llm-")) option->needs(enhance);
+  c.add_option("--config", a->config,
+               "Configuration of the official schema (default: the root's, else the release's)");
+  c.add_option("--device", a->device,
+               "Where to compute: cpu, cuda or cuda:N (default: the first GPU, else the CPU)");
+  c.add_option("--threads", a->threads, "CPU threads (default: all)")->check(CLI::PositiveNumber);
+  c.callback([a, &work] { work = [a] { run_serve(*a); }; });
+}
+
+}  // namespace magi

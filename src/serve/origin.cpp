@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "serve/origin.h"
+
+#include <arpa/inet.h>
+
+#include <algorithm>
+
+#include "serve/api_error.h"
+
+namespace magi {
+namespace {
+
+/// "example.org:80" → "example.org"; "[::1]:80" → "::1".
+std::string without_port(const std::string& host) {
+  if (host.starts_with('[')) return host.substr(1, host.find(']') - 1);
+  return host.substr(0, host.find(':'));
+}
+
+bool is_address(const std::string& host) {
+  in6_addr address{};
+  return inet_pton(AF_INET, host.c_str(), &address) == 1 || inet_pton(AF_INET6, host.c_str(), &address) == 1;
+}
+
+}  // namespace
+
+void check_host(const HttpRequest& request, const std::vector<std::string>& names) {
+  std::string host = without_port(request.header("host"));
+  std::ranges::transform(host, host.begin(),
+                         [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  if (is_address(host) || host == "localhost" || std::ranges::find(names, host) != names.end()) return;
+  throw ApiError(421, "unknown_host", "this server does not answer under that name; --allow-host adds one");
+}
+
+void check_origin(const HttpRequest& request) {
+  if (request.method == "GET") return;
+  const std::string site = request.header("sec-fetch-site");
+  const std::string origin = request.header("origin");
+  const std::size_t scheme = origin.find("://");
+  const bool own =
+      origin.empty() || (scheme != std::string::npos && origin.substr(scheme + 3) == request.header("host"));
+  if (own && (site.empty() || site == "same-origin" || site == "none")) return;
+  throw ApiError(403, "foreign_origin", "requests from other sites' pages are refused");
+}
+
+}  // namespace magi
