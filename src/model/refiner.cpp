@@ -4,16 +4,24 @@
 #include <algorithm>
 
 namespace magi {
+namespace {
 
-Velocity Refiner::forward(Ops& ops, const PackedSequence& sequence, const SequenceOnDevice& inputs,
-                          const Tensor& video, const Tensor& audio, DType dtype) const {
-  const Segments& segments = sequence.segments;
+std::array<std::int64_t, 3> cells_of(const LatentGrid& grid) {
+  return {grid.t, grid.h, grid.w};
+}
+
+}  // namespace
+
+Refiner::Cells Refiner::forward(Ops& ops, const PackedSequence& sequence, const SequenceOnDevice& inputs,
+                                const RefinerRows& rows, const Tensor& video, const Tensor& audio,
+                                DType dtype) const {
+  const Segments& segments = inputs.segments;
   Tensor x = embed_tokens(ops, adapters_, sequence, inputs, video, audio, dtype);
   for (int i = 0; i < layers_->count(); ++i) {
     const Lease<RefinerLayer> layer = layers_->layer(i);
     {
       const Tensor n = ops.rms_norm(x, layer->attention.norm, segments, dtype);
-      Tensor y = attention(ops, *layer, n, sequence, inputs);
+      Tensor y = attention(ops, *layer, n, sequence, inputs, rows);
       if (layer->attention_post_norm) y = ops.rms_norm(y, *layer->attention_post_norm, segments, dtype);
       ops.add(x, y);
     }
@@ -23,37 +31,35 @@ Velocity Refiner::forward(Ops& ops, const PackedSequence& sequence, const Sequen
     if (x.dtype() != DType::f32) x = ops.cast(x, DType::f32);  // the residual is f32 from the first MLP on
     ops.add(x, y);
   }
-  return project_velocity(ops, adapters_, sequence, inputs, x).front();
+  return project(ops, sequence, rows, x);
 }
 
 Tensor Refiner::attention(Ops& ops, const RefinerLayer& layer, const Tensor& n,
-                          const PackedSequence& sequence, const SequenceOnDevice& inputs) const {
-  const std::array<std::int64_t, 3> cells{sequence.grid.t, sequence.grid.h, sequence.grid.w};
-  const BlockGrid grid(cells, config_.block);
+                          const PackedSequence& sequence, const SequenceOnDevice& inputs,
+                          const RefinerRows& rows) const {
   // A layer without windows has one that reaches everything.
-  const auto window =
-      WindowOptions::whole(cells, config_.block, layer.windowed ? config_.radius : grid.counts());
+  const auto radius =
+      layer.windowed ? config_.radius : BlockGrid(cells_of(sequence.grid), config_.block).counts();
   const auto attend = [&](const Tensor& qkv, const AttentionOptions& options) {
-    const std::int64_t q_size = config_.attention.q_size(), video = sequence.grid.cells();
-    const Tensor q = qkv.columns(0, q_size), kv = qkv.columns(q_size, qkv.dim(1) - q_size);
-    const RowRange others{video, qkv.dim(0)};
-    const auto of = [&](RowRange rows) {
-      AttentionOptions part = options;
-      if (options.gate.defined()) part.gate = options.gate.rows(rows.first, rows.size());
-      return part;
-    };
-    Tensor y = ops.arena().alloc(qkv.dtype(), {qkv.dim(0), q_size});
-    ops.window_attention(q.rows(0, video), kv, window, of({0, video}), y.rows(0, video));
-    if (others.size() == 0) return y;
-    std::vector<RowRange> parts;
-    for (const RowRange& blocks : window_parts(grid.size())) parts.push_back(grid.rows(blocks));
-    parts.push_back(others);
-    const Tensor partials[] = {
-        ops.attention_partials(q.rows(others.first, others.size()), kv, parts, of(others))};
-    ops.merge_attention(partials, of(others), y.rows(others.first, others.size()));
-    return y;
+    return rows.attention(ops, qkv, options, radius);
   };
-  return attention_branch(ops, layer.attention, config_.attention, n, inputs.rope, sequence.segments, attend);
+  return attention_branch(ops, layer.attention, config_.attention, n, inputs.rope, inputs.segments, attend);
+}
+
+Refiner::Cells Refiner::project(Ops& ops, const PackedSequence& sequence, const RefinerRows& rows,
+                                const Tensor& x) const {
+  const auto one = [&](const Segment& segment, const NormWeight& norm, const LinearWeight& out) {
+    const RowRange covers{segment.first, segment.first + segment.rows}, own = intersect(covers, rows.rows());
+    const Tensor result = ops.arena().alloc(DType::f32, {segment.rows, out.out});
+    if (own.size() > 0)
+      ops.linear_into(result.rows(own.first - covers.first, own.size()),
+                      ops.rms_norm(x.rows(own.first - rows.rows().first, own.size()), norm, {}, DType::f32),
+                      out);
+    rows.gather(result, covers);
+    return result;
+  };
+  return {one(sequence.segments[0], adapters_.video_norm, adapters_.video_out),
+          one(sequence.segments[1], adapters_.audio_norm, adapters_.audio_out)};
 }
 
 std::vector<std::int32_t> block_order(LatentGrid grid, const std::array<std::int64_t, 3>& block) {
@@ -70,20 +76,49 @@ std::vector<std::int32_t> block_order(LatentGrid grid, const std::array<std::int
 }
 
 RefinerRun::RefinerRun(Ops& ops, const Refiner& model, LatentGrid grid, std::int64_t audio_rows,
-                       const Tensor& text, DType dtype)
+                       const Tensor& text, DType dtype, const Parallel& parallel)
     : ops_(ops),
       model_(model),
+      parallel_(parallel),
       sequence_(pack(grid, audio_rows, {Conditioning{text, {}}}, block_order(grid, model.config().block))),
       dtype_(dtype),
-      inputs_(upload_sequence(ops, sequence_, {0, sequence_.rows()}, model.adapters().rotary_bands)) {}
+      rows_(cells_of(grid), model.config().block, sequence_.rows(), parallel.sequence()),
+      inputs_(upload_sequence(ops, sequence_, rows_.rows(), model.adapters().rotary_bands)) {}
 
-Velocity RefinerRun::velocity(const Tensor& latent, const Tensor& audio) {
+Refiner::Cells RefinerRun::cells(const Tensor& latent, const Tensor& audio) {
   const std::int64_t channels = model_.config().channels.audio;
   const Tensor audio_rows = audio.defined() ? audio.reshape({sequence_.audio_rows, channels})
                                             : Tensor::empty(DType::f32, {0, channels});
-  return model_.forward(ops_, sequence_, inputs_,
+  return model_.forward(ops_, sequence_, inputs_, rows_,
                         ops_.upload(cells_from_latent(latent, sequence_.video_order)),
                         ops_.upload(audio_rows), dtype_);
+}
+
+Tensor RefinerRun::latent_of(const Tensor& video_cells) const {
+  return latent_from_cells(ops_.download(video_cells), sequence_.grid, sequence_.video_order);
+}
+
+Velocity RefinerRun::velocity(const Tensor& latent, const Tensor& audio) {
+  const Refiner::Cells v = cells(latent, audio);
+  return {latent_of(v.video), ops_.download(v.audio)};
+}
+
+std::pair<Tensor, Tensor> RefinerRun::guided(RefinerRun& text, RefinerRun& null_text, const Tensor& latent,
+                                             const std::function<void()>& between) {
+  const Parallel& parallel = text.parallel_;
+  if (parallel.degrees().cfg == 1) {
+    const Tensor first = text.velocity(latent).video;
+    if (between) between();
+    return {first, null_text.velocity(latent).video};
+  }
+  // Each half computes its branch; a rank swaps results with its counterpart in the other half.
+  const int sp = parallel.degrees().sp, me = parallel.all().rank();
+  const bool has_text = me < sp;
+  const Tensor own = (has_text ? text : null_text).cells(latent, {}).video;
+  const Tensor other = text.ops_.arena().alloc(own.dtype(), own.shape());
+  const int counterpart = has_text ? me + sp : me - sp;
+  parallel.all().exchange({{counterpart, own}}, {{counterpart, other}}, "guidance");
+  return {text.latent_of(has_text ? own : other), text.latent_of(has_text ? other : own)};
 }
 
 }  // namespace magi

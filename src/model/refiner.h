@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "model/dit.h"
+#include "model/parallel.h"
+#include "model/refiner_rows.h"
 #include "model/weight_source.h"
 
 namespace magi {
@@ -54,13 +56,19 @@ class Refiner {
   const RefinerConfig& config() const { return config_; }
   const AdapterWeights& adapters() const { return adapters_; }
 
-  /// A sequence of one branch in block order; video cells [T·H·W, C] in that order, audio [A, C'].
-  Velocity forward(Ops& ops, const PackedSequence& sequence, const SequenceOnDevice& inputs,
-                   const Tensor& video, const Tensor& audio, DType dtype) const;
+  /// A velocity where the backend computes, f32: video cells [T·H·W, C] in block order, audio [A, C'].
+  struct Cells {
+    Tensor video, audio;
+  };
+  /// A sequence of one branch in block order, of which this rank works on `rows`; video and audio as in
+  /// Cells. Every rank gets the whole result.
+  Cells forward(Ops& ops, const PackedSequence& sequence, const SequenceOnDevice& inputs,
+                const RefinerRows& rows, const Tensor& video, const Tensor& audio, DType dtype) const;
 
  private:
   Tensor attention(Ops& ops, const RefinerLayer& layer, const Tensor& n, const PackedSequence& sequence,
-                   const SequenceOnDevice& inputs) const;
+                   const SequenceOnDevice& inputs, const RefinerRows& rows) const;
+  Cells project(Ops& ops, const PackedSequence& sequence, const RefinerRows& rows, const Tensor& x) const;
 
   RefinerConfig config_;
   AdapterWeights adapters_;
@@ -72,22 +80,31 @@ std::unique_ptr<Refiner> load_refiner(Ops& ops, const TensorStore& store, const 
                                       DType dtype,
                                       const std::function<void(std::int64_t layer)>& on_layer = {});
 
-/// One guidance branch of a refining problem on one backend.
+/// One guidance branch of a refining problem, on one backend and on all ranks of a guidance half.
 class RefinerRun {
  public:
   /// text [L, C] host f32; `audio_rows` is 0 in the released pipeline.
   RefinerRun(Ops& ops, const Refiner& model, LatentGrid grid, std::int64_t audio_rows, const Tensor& text,
-             DType dtype);
+             DType dtype, const Parallel& parallel = {});
   /// latent [C,T,H,W] (a leading 1 is fine), audio [audio_rows, C'] or undefined; host f32.
   Velocity velocity(const Tensor& latent, const Tensor& audio = {});
+  /// Video velocities [C,T,H,W] of both branches, on every rank: in turn, or each by a guidance half of the
+  /// ranks. `between` is called after the first, where there is a between.
+  static std::pair<Tensor, Tensor> guided(RefinerRun& text, RefinerRun& null_text, const Tensor& latent,
+                                          const std::function<void()>& between = {});
 
   const PackedSequence& sequence() const { return sequence_; }
 
  private:
+  Refiner::Cells cells(const Tensor& latent, const Tensor& audio);
+  Tensor latent_of(const Tensor& video_cells) const;
+
   Ops& ops_;
   const Refiner& model_;
+  Parallel parallel_;
   PackedSequence sequence_;
   DType dtype_;
+  RefinerRows rows_;
   SequenceOnDevice inputs_;
 };
 

@@ -22,18 +22,6 @@ Tensor norm(Ops& ops, const Tensor& x, float eps, Activation activation) {
       x, {.kind = ChannelNorm::Kind::rms, .eps = eps, .gamma = {}, .activation = activation});
 }
 
-/// Latents [first, end) of [T,H,W,C]; the last one is repeated beyond the end.
-Tensor window_input(const Tensor& latent, const TurboWindow& window) {
-  const std::int64_t frames = latent.dim(0);
-  if (window.end <= frames) return latent.rows(window.first, window.end - window.first);
-  Tensor result =
-      Tensor::empty(DType::f32, {window.end - window.first, latent.dim(1), latent.dim(2), latent.dim(3)});
-  for (std::int64_t t = window.first; t < window.end; ++t)
-    std::memcpy(result.rows(t - window.first, 1).raw(), latent.rows(std::min(t, frames - 1), 1).raw(),
-                latent.bytes() / static_cast<std::size_t>(frames));
-  return result;
-}
-
 }  // namespace
 
 TurboConfig read_turbo_config(const ConfigNode& config) {
@@ -98,6 +86,17 @@ std::vector<TurboWindow> plan_windows(std::int64_t latents, const TurboConfig& c
   }
   windows.back().drop_back += overlap * (padded - latents);
   return windows;
+}
+
+Tensor window_input(const Tensor& latent, const TurboWindow& window) {
+  const std::int64_t frames = latent.dim(0);
+  if (window.end <= frames) return latent.rows(window.first, window.end - window.first);
+  Tensor result =
+      Tensor::empty(DType::f32, {window.end - window.first, latent.dim(1), latent.dim(2), latent.dim(3)});
+  for (std::int64_t t = window.first; t < window.end; ++t)
+    std::memcpy(result.rows(t - window.first, 1).raw(), latent.rows(std::min(t, frames - 1), 1).raw(),
+                latent.bytes() / static_cast<std::size_t>(frames));
+  return result;
 }
 
 TurboDecoder TurboDecoder::load(Ops& ops, const std::filesystem::path& directory, DType dtype) {

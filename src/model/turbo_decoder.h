@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "io/config.h"
+#include "model/turbo_tiles.h"
 #include "model/video_decoder.h"
 #include "model/weight_loader.h"
 
@@ -42,6 +43,8 @@ struct TurboWindow {
 };
 /// The windows of T latents. Indices from T on stand for repetitions of the last latent.
 std::vector<TurboWindow> plan_windows(std::int64_t latents, const TurboConfig& config);
+/// Its latents [t,H,W,C], of [T,H,W,C] on the host.
+Tensor window_input(const Tensor& latent, const TurboWindow& window);
 
 class TurboDecoder final : public VideoDecoder {
  public:
@@ -51,6 +54,8 @@ class TurboDecoder final : public VideoDecoder {
   TurboDecoder(const WeightLoader& weights, TurboConfig config);
 
   const TurboConfig& config() const { return config_; }
+  /// Tiles of the picture that ranks decode apart, instead of those that are quickest by choose_tiling.
+  void set_tiling(TurboTiling tiling) { tiling_ = tiling; }
 
   /// One window, no frames dropped. x [t,H,W,48] de-normalised, where the backend computes → [t',16H,16W,3];
   /// the very first latent of a clip gives one frame, every other one four.
@@ -58,6 +63,8 @@ class TurboDecoder final : public VideoDecoder {
 
  protected:
   void decode_chunks(Ops& ops, const Tensor& latent, const ChunkSink& sink) const override;
+  void decode_shared(Ops& ops, const Tensor& latent, const FrameSink& sink,
+                     const Group& ranks) const override;
 
  private:
   /// A dense convolution, or a depthwise one followed by a pointwise one.
@@ -84,6 +91,7 @@ class TurboDecoder final : public VideoDecoder {
   Tensor run(Ops& ops, const Resnet& resnet, Tensor x) const;
 
   TurboConfig config_;
+  std::optional<TurboTiling> tiling_;
   DType dtype_;
   Conv conv_in_;
   std::vector<Resnet> mid_;

@@ -21,11 +21,21 @@ Tensor decoder_input(const Tensor& latent) {
 
 }  // namespace
 
-void VideoDecoder::decode(Ops& ops, const Tensor& latent, const FrameSink& sink) const {
-  decode_chunks(ops, decoder_input(latent), [&](const Tensor& frames) {
+void VideoDecoder::decode(Ops& ops, const Tensor& latent, const FrameSink& sink, const Group& ranks) const {
+  const Tensor input = decoder_input(latent);
+  ranks.alone() ? decode_alone(ops, input, sink) : decode_shared(ops, input, sink, ranks);
+}
+
+void VideoDecoder::decode_alone(Ops& ops, const Tensor& latent, const FrameSink& sink) const {
+  decode_chunks(ops, latent, [&](const Tensor& frames) {
     const Tensor pixels = ops.to_pixels(frames);
     if (!ops.arena().counts_only()) sink(ops.download(pixels));
   });
+}
+
+void VideoDecoder::decode_shared(Ops& ops, const Tensor& latent, const FrameSink& sink,
+                                 const Group& ranks) const {
+  if (ranks.rank() == 0) decode_alone(ops, latent, sink);
 }
 
 Tensor VideoDecoder::decode_f32(Ops& ops, const Tensor& latent) const {

@@ -161,19 +161,12 @@ void Ops::set_time_features(Tensor x, const Tensor& features, const Segments& se
 }
 
 Tensor Ops::cast(const Tensor& x, DType dtype) {
-  require(x.defined(), "cast: x must be a dense tensor");
-  require(checks::is_float(dtype), "cast: result dtype {}, expected f32 or bf16", name_of(dtype));
-  Tensor y = arena().alloc(dtype, x.shape());
-  cast_into(y, x);
-  return y;
-}
-
-void Ops::cast_into(Tensor y, const Tensor& x) {
   require(x.defined() && (x.contiguous() || x.rank() == 2), "cast: x must be a dense tensor");
   checks::work_dtype("cast", "x", x);
-  checks::tensor("cast", "y", y, x.shape(), true);
-  checks::work_dtype("cast", "y", y);
+  require(checks::is_float(dtype), "cast: result dtype {}, expected f32 or bf16", name_of(dtype));
+  Tensor y = arena().alloc(dtype, x.shape());
   run({"cast", 0, checks::bytes({&x, &y})}, [&] { do_cast(x, y); });
+  return y;
 }
 
 void Ops::copy(Tensor to, const Tensor& from) {

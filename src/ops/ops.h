@@ -216,8 +216,6 @@ class Ops {
 
   /// x in another float dtype, or a copy in the same one.
   Tensor cast(const Tensor& x, DType dtype);
-  /// Same, into y (rows of a larger tensor) of x's shape, in y's dtype.
-  void cast_into(Tensor y, const Tensor& x);
 
   /// to ← from: matrices of one shape and dtype; either may be columns of a larger one.
   void copy(Tensor to, const Tensor& from);

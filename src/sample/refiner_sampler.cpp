@@ -13,9 +13,8 @@ Tensor sample_refiner(RefinerRun& text, RefinerRun& null_text, Tensor latent, co
     progress.check();
     const auto start = std::chrono::steady_clock::now();
     const auto step = static_cast<std::size_t>(i);
-    const Tensor cond = text.velocity(latent).video;
-    progress.check();
-    const Tensor uncond = null_text.velocity(latent).video;
+    const auto [cond, uncond] =
+        RefinerRun::guided(text, null_text, latent, [&] { progress.check(); });
     const Tensor v =
         guide_video(cond, uncond, latent, static_cast<double>(schedule.timesteps[step]), guidance);
     require_finite(v, "video velocity", i);

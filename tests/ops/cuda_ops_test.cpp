@@ -303,8 +303,8 @@ TEST_P(CudaOpsTest, WindowAttention) {
         const RowRange rows = grid.rows(blocks);
         const Tensor all = put(qkv), from = all.columns(q_size, 2 * dim);
         Tensor kv = ops.arena().alloc(qkv.dtype(), {share.keys.size() + others, 2 * dim});
-        ops.cast_into(kv.rows(0, share.keys.size()), from.rows(share.keys.first, share.keys.size()));
-        ops.cast_into(kv.rows(share.keys.size(), others), from.rows(video, others));
+        ops.copy(kv.rows(0, share.keys.size()), from.rows(share.keys.first, share.keys.size()));
+        ops.copy(kv.rows(share.keys.size(), others), from.rows(video, others));
         Tensor y = ops.arena().alloc(qkv.dtype(), {rows.size(), q_size});
         ops.window_attention(all.columns(0, q_size).rows(rows.first, rows.size()), kv, share,
                              options(put, rows), y);

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decoders over ranks: rank 0 gets the frames of one rank, bit for bit, in order.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "model/turbo_decoder.h"
+#include "ops/devices.h"
+#include "ranks/ranks_testing.h"
+#include "support/golden.h"
+
+namespace magi {
+namespace {
+
+Tensor normal(unsigned seed, const Shape& shape) {
+  std::mt19937 engine(seed);
+  std::normal_distribution<float> distribution;
+  Tensor t = Tensor::empty(DType::f32, shape);
+  for (float& v : t.values<float>()) v = distribution(engine);
+  return t;
+}
+
+class GoldenTurboRanks : public testing::TestWithParam<DType> {};
+
+TEST_P(GoldenTurboRanks, FramesOfOneRank) {
+  if (!std::filesystem::exists(golden_model("turbo_vae"))) GTEST_SKIP() << "no golden turbo decoder";
+  Arena arena = Arena::on_host(std::size_t{4} << 30);
+  arena.poison(true);
+  const auto ops = make_ops(arena);
+  TurboDecoder decoder = TurboDecoder::load(*ops, golden_model("turbo_vae"), GetParam());
+  const std::int64_t reach = turbo_reach(decoder.config());
+  struct Case {
+    std::int64_t latents, height, width;
+    std::optional<TurboTiling> tiling;
+  };
+  const Case cases[] = {{1, 2, 3, {}},
+                        {9, 3, 2, {}},
+                        {decoder.config().first_chunk, 2, 2 * reach + 5, TurboTiling{1, 3}},
+                        {decoder.config().first_chunk + 2, reach + 3, 5, TurboTiling{2, 2}}};
+  unsigned seed = 1;
+  for (const Case& c : cases) {
+    const Tensor latent = normal(++seed, {48, c.latents, c.height, c.width});
+    if (c.tiling) decoder.set_tiling(*c.tiling);
+    const auto decode = [&](const Group& ranks) {
+      std::vector<std::uint8_t> pixels;
+      decoder.decode(
+          *ops, latent,
+          [&](const Tensor& frames) {
+            const auto values = frames.values<std::uint8_t>();
+            pixels.insert(pixels.end(), values.begin(), values.end());
+          },
+          ranks);
+      return pixels;
+    };
+    const auto alone = decode({}), together = decode(world().host());
+    EXPECT_EQ(alone.size(), static_cast<std::size_t>((4 * (c.latents - 1) + 1) * c.height * c.width * 768));
+    if (world().rank() == 0)
+      EXPECT_TRUE(together == alone) << c.latents << " latents of " << c.height << "x" << c.width;
+    else
+      EXPECT_TRUE(together.empty());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, GoldenTurboRanks, testing::Values(DType::f32, DType::bf16),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
+
+}  // namespace
+}  // namespace magi
