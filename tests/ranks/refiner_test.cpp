@@ -131,9 +131,10 @@ TEST(RefinerRowsTest, RanksShareAllRows) {
     for (int r = 0; r < world().size(); ++r) {
       EXPECT_EQ(rows.rows(r).first, next);
       next = rows.rows(r).end;
-      if (grid[0] == 63 && 48 % world().size() == 0)
-        EXPECT_NEAR(static_cast<double>(rows.rows(r).size()), static_cast<double>(cells) / world().size(),
-                    0.04 * cells / world().size() + others);
+      if (grid[0] == 63 && 48 % world().size() == 0) {
+        const double even = static_cast<double>(cells) / world().size();
+        EXPECT_LE(static_cast<double>(rows.rows(r).size()), 1.02 * even + others);
+      }
     }
     EXPECT_EQ(next, cells + others);
   }

@@ -52,12 +52,14 @@ TEST_P(GoldenTurboRanks, FramesOfOneRank) {
           ranks);
       return pixels;
     };
-    const auto alone = decode({}), together = decode(world().host());
-    EXPECT_EQ(alone.size(), static_cast<std::size_t>((4 * (c.latents - 1) + 1) * c.height * c.width * 768));
-    if (world().rank() == 0)
-      EXPECT_TRUE(together == alone) << c.latents << " latents of " << c.height << "x" << c.width;
-    else
+    const auto together = decode(world().host());
+    if (world().rank() > 0) {
       EXPECT_TRUE(together.empty());
+      continue;
+    }
+    EXPECT_EQ(together.size(),
+              static_cast<std::size_t>((4 * (c.latents - 1) + 1) * c.height * c.width * 768));
+    EXPECT_TRUE(together == decode({})) << c.latents << " latents of " << c.height << "x" << c.width;
   }
 }
 
