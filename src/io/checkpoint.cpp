@@ -17,9 +17,9 @@ constexpr std::string_view kIndexEnding = ".safetensors.index.json";
 /// Tensors spread over files by an index.
 class ShardedStore final : public TensorStore {
  public:
-  explicit ShardedStore(const fs::path& index) : TensorStore(index.parent_path().string()) {
+  ShardedStore(const fs::path& index, Access access) : TensorStore(index.parent_path().string()) {
     const auto files = read_index(index);
-    open_shards(index, files);
+    open_shards(index, files, access);
     for (const auto& [name, file] : files) {
       const TensorStore& shard = *shards_.at(file);
       require(shard.has(name), "{}: tensor {} is missing, though {} places it there", shard.where(),
@@ -49,7 +49,7 @@ class ShardedStore final : public TensorStore {
     return files;
   }
 
-  void open_shards(const fs::path& index, const std::map<std::string, std::string>& files) {
+  void open_shards(const fs::path& index, const std::map<std::string, std::string>& files, Access access) {
     std::set<std::string> names;
     for (const auto& [name, file] : files) names.insert(file);
     std::vector<std::string> missing;
@@ -57,7 +57,8 @@ class ShardedStore final : public TensorStore {
       if (!fs::exists(index.parent_path() / name)) missing.push_back(printable(name));
     require(missing.empty(), "{}: {} of {} shards are missing: {}", where(), missing.size(), names.size(),
             fmt::join(missing, ", "));
-    for (const std::string& name : names) shards_.emplace(name, open_safetensors(index.parent_path() / name));
+    for (const std::string& name : names)
+      shards_.emplace(name, open_safetensors(index.parent_path() / name, access));
   }
 
   std::map<std::string, std::shared_ptr<TensorStore>> shards_;
@@ -75,23 +76,23 @@ fs::path choose(const fs::path& directory, const std::string& preferred, std::st
   return found.empty() ? fs::path() : found.front();
 }
 
-std::shared_ptr<TensorStore> open_directory(const fs::path& directory) {
+std::shared_ptr<TensorStore> open_directory(const fs::path& directory, Access access) {
   if (const fs::path index = choose(directory, "model.safetensors.index.json", kIndexEnding); !index.empty())
-    return std::make_shared<ShardedStore>(index);
+    return std::make_shared<ShardedStore>(index, access);
   if (const fs::path file = choose(directory, "model.safetensors", ".safetensors"); !file.empty())
-    return open_safetensors(file);
+    return open_safetensors(file, access);
   fail("{}: neither model.safetensors.index.json nor model.safetensors is there", directory.string());
 }
 
 }  // namespace
 
-std::shared_ptr<TensorStore> open_checkpoint(const fs::path& path) {
+std::shared_ptr<TensorStore> open_checkpoint(const fs::path& path, Access access) {
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
   require(fs::exists(status), "{}: no such checkpoint", path.string());
-  if (fs::is_directory(status)) return open_directory(path);
+  if (fs::is_directory(status)) return open_directory(path, access);
   const std::string ending = path.extension().string();
-  if (ending == ".safetensors") return open_safetensors(path);
+  if (ending == ".safetensors") return open_safetensors(path, access);
   if (ending == ".pth" || ending == ".pt" || ending == ".ckpt") return open_torch(path);
   fail("{}: a checkpoint is a directory, .safetensors, .pth, .pt or .ckpt", path.string());
 }

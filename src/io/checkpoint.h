@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "io/safetensors.h"
 #include "io/tensor_store.h"
 
 namespace magi {
@@ -17,6 +18,8 @@ namespace magi {
 /// - a single `.safetensors`;
 /// - a PyTorch zip file `.pth`, `.pt` or `.ckpt` (see io/torch_pickle.h).
 /// Throws Error that says what was looked for, or which shards are missing.
-std::shared_ptr<TensorStore> open_checkpoint(const std::filesystem::path& path);
+/// `access`: of safetensors; PyTorch files are always mapped.
+std::shared_ptr<TensorStore> open_checkpoint(const std::filesystem::path& path,
+                                             Access access = Access::mapped);
 
 }  // namespace magi

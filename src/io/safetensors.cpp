@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "io/atomic_file.h"
+#include "io/file_reader.h"
 #include "io/mapped_file.h"
 
 namespace magi {
@@ -40,6 +41,28 @@ class SafetensorsStore final : public TensorStore {
   std::map<std::string, std::size_t> offsets_;
 };
 
+/// Reads a tensor whenever it is asked for.
+class ReadingStore final : public TensorStore {
+ public:
+  ReadingStore(const std::filesystem::path& file, bool direct)
+      : TensorStore(file.string()), reader_(FileReader::open(file, direct)) {
+    const auto mapped = MappedFile::open(file);
+    for (auto& [name, entry] : parse_safetensors_header(mapped->bytes(), where()).tensors) {
+      entries_.emplace(name, std::move(entry.info));
+      offsets_.emplace(name, entry.offset);
+    }
+  }
+
+ protected:
+  Tensor read(const std::string& name, const TensorInfo& info) const override {
+    return reader_->read(offsets_.at(name), info.dtype, info.shape);
+  }
+
+ private:
+  std::shared_ptr<const FileReader> reader_;
+  std::map<std::string, std::size_t> offsets_;
+};
+
 std::string header_text(const std::vector<std::pair<std::string, Tensor>>& tensors,
                         const std::map<std::string, std::string>& metadata) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
@@ -65,7 +88,8 @@ std::string header_text(const std::vector<std::pair<std::string, Tensor>>& tenso
 
 }  // namespace
 
-std::shared_ptr<TensorStore> open_safetensors(const std::filesystem::path& file) {
+std::shared_ptr<TensorStore> open_safetensors(const std::filesystem::path& file, Access access) {
+  if (access != Access::mapped) return std::make_shared<ReadingStore>(file, access == Access::direct);
   const auto mapped = MappedFile::open(file);
   return safetensors_store(mapped->bytes(), mapped, file.string());
 }

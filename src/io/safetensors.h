@@ -16,9 +16,13 @@
 
 namespace magi {
 
-/// Maps the file and checks its header; load() gives views of the mapping (copies only where the data is
-/// misaligned).
-std::shared_ptr<TensorStore> open_safetensors(const std::filesystem::path& file);
+/// How a file's tensors come into memory. mapped: as views of the file, which must not shrink; copied: by
+/// reading, each time they are asked for; direct: the same past the system's file cache.
+enum class Access { mapped, copied, direct };
+
+/// Checks the header; load() gives views of the file (copies only where the data is misaligned), or copies.
+std::shared_ptr<TensorStore> open_safetensors(const std::filesystem::path& file,
+                                              Access access = Access::mapped);
 
 /// The same over a whole file in memory, kept alive by `owner`; `where` names it in errors.
 std::shared_ptr<TensorStore> safetensors_store(std::span<const std::byte> file,

@@ -9,6 +9,7 @@
 
 #include "model/dit.h"
 #include "model/expert_format.h"
+#include "model/placement.h"
 #include "model/weight_source.h"
 
 namespace magi {
@@ -68,6 +69,7 @@ class Preview {
   const PreviewConfig& config() const { return config_; }
   const AdapterWeights& adapters() const { return adapters_; }
   const Parallel& parallel() const { return parallel_; }
+  TransferTimes take_transfer_times() const { return layers_->take_transfer_times(); }
 
   /// Video cells [T·H·W, C], audio [A, C'], time features [2, time_channels] (clean, noised) → each branch's
   /// velocity. Over several ranks each works on its rows (`inputs`), and all get every velocity; a probe sees
@@ -88,11 +90,12 @@ class Preview {
   Parallel parallel_;
 };
 
-/// The whole model with every layer resident.
+/// The whole model. `store` must outlive it where layers come from disk; `on_layer` hears of each layer
+/// before it is loaded.
 std::unique_ptr<Preview> load_preview(Ops& ops, const TensorStore& store, const PreviewConfig& config,
                                       DType dtype,
                                       const std::function<void(std::int64_t layer)>& on_layer = {},
-                                      const Parallel& parallel = {});
+                                      const Parallel& parallel = {}, const Placement& placement = {});
 
 /// One denoising problem on one backend: what stays the same over the steps is computed once.
 class PreviewRun {

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "io/config.h"
-#include "io/mapped_file.h"
+#include "model/layer_sources.h"
 #include "model/preview.h"
 #include "ops/nvfp4.h"
 
@@ -203,17 +203,15 @@ PreviewLayer load_preview_layer(const WeightLoader& root, const PreviewConfig& c
 
 std::unique_ptr<Preview> load_preview(Ops& ops, const TensorStore& store, const PreviewConfig& config,
                                       DType dtype, const std::function<void(std::int64_t)>& on_layer,
-                                      const Parallel& parallel) {
-  const WeightLoader root(ops, store, dtype);
-  AdapterWeights adapters =
-      load_adapters(root, config.channels, config.streams * config.hidden, config.attention.head_dim / 8);
-  auto layers = std::make_unique<ResidentWeights<PreviewLayer>>();
-  for (std::int64_t i = 0; i < config.layers; ++i) {
-    if (on_layer) on_layer(i);
-    layers->add(load_preview_layer(root, config, i, parallel));
-    release_mapped_pages();
-  }
-  return std::make_unique<Preview>(config, std::move(adapters), std::move(layers), parallel);
+                                      const Parallel& parallel, const Placement& placement) {
+  AdapterWeights adapters = load_adapters(WeightLoader(ops, store, dtype), config.channels,
+                                          config.streams * config.hidden, config.attention.head_dim / 8);
+  const auto load = [&store, config, dtype, parallel](Ops& backend, int i) {
+    return load_preview_layer(WeightLoader(backend, store, dtype), config, i, parallel);
+  };
+  const LayerLoader<PreviewLayer> loader{static_cast<int>(config.layers), load, on_layer};
+  return std::make_unique<Preview>(config, std::move(adapters), load_layers(ops, placement, loader),
+                                   parallel);
 }
 
 }  // namespace magi

@@ -9,6 +9,7 @@
 
 #include "model/dit.h"
 #include "model/parallel.h"
+#include "model/placement.h"
 #include "model/refiner_rows.h"
 #include "model/weight_source.h"
 
@@ -55,6 +56,7 @@ class Refiner {
 
   const RefinerConfig& config() const { return config_; }
   const AdapterWeights& adapters() const { return adapters_; }
+  TransferTimes take_transfer_times() const { return layers_->take_transfer_times(); }
 
   /// A velocity where the backend computes, f32: video cells [T·H·W, C] in block order, audio [A, C'].
   struct Cells {
@@ -75,10 +77,12 @@ class Refiner {
   std::unique_ptr<WeightSource<RefinerLayer>> layers_;
 };
 
-/// The whole model with every layer resident.
+/// The whole model. `store` must outlive it where layers come from disk; `on_layer` hears of each layer
+/// before it is loaded.
 std::unique_ptr<Refiner> load_refiner(Ops& ops, const TensorStore& store, const RefinerConfig& config,
                                       DType dtype,
-                                      const std::function<void(std::int64_t layer)>& on_layer = {});
+                                      const std::function<void(std::int64_t layer)>& on_layer = {},
+                                      const Placement& placement = {});
 
 /// One guidance branch of a refining problem, on one backend and on all ranks of a guidance half.
 class RefinerRun {

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "io/config.h"
-#include "io/mapped_file.h"
+#include "model/layer_sources.h"
 #include "model/refiner.h"
 
 namespace magi {
@@ -60,17 +60,17 @@ RefinerLayer load_refiner_layer(const WeightLoader& root, const RefinerConfig& c
 }
 
 std::unique_ptr<Refiner> load_refiner(Ops& ops, const TensorStore& store, const RefinerConfig& config,
-                                      DType dtype, const std::function<void(std::int64_t)>& on_layer) {
-  const WeightLoader root(ops, store, dtype);
-  AdapterWeights adapters =
-      load_adapters(root, config.channels, config.hidden, config.attention.head_dim / 8);
-  auto layers = std::make_unique<ResidentWeights<RefinerLayer>>();
-  for (std::int64_t i = 0; i < config.layers; ++i) {
-    if (on_layer) on_layer(i);
-    layers->add(load_refiner_layer(root, config, i));
-    release_mapped_pages();
-  }
-  return std::make_unique<Refiner>(config, std::move(adapters), std::move(layers));
+                                      DType dtype, const std::function<void(std::int64_t)>& on_layer,
+                                      const Placement& placement) {
+  AdapterWeights adapters = load_adapters(WeightLoader(ops, store, dtype), config.channels, config.hidden,
+                                          config.attention.head_dim / 8);
+  const LayerLoader<RefinerLayer> loader{static_cast<int>(config.layers),
+                                         [&store, config, dtype](Ops& backend, int i) {
+                                           return load_refiner_layer(WeightLoader(backend, store, dtype),
+                                                                     config, i);
+                                         },
+                                         on_layer};
+  return std::make_unique<Refiner>(config, std::move(adapters), load_layers(ops, placement, loader));
 }
 
 }  // namespace magi

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "model/dit.h"
+#include "model/placement.h"
 #include "model/weight_source.h"
 
 namespace magi {
@@ -64,6 +65,7 @@ class TextEncoder {
       : config_(std::move(config)), embedding_(std::move(embedding)), layers_(std::move(layers)) {}
 
   const TextEncoderConfig& config() const { return config_; }
+  TransferTimes take_transfer_times() const { return layers_->take_transfer_times(); }
 
   /// Token ids → features [L, hidden], host memory, f32. A bf16 run gives bf16 values; the DiT takes bf16
   /// values in any case when it runs in bf16, so whoever hands f32 features to such a DiT rounds them. Memory
@@ -77,10 +79,12 @@ class TextEncoder {
   std::unique_ptr<WeightSource<TextEncoderLayer>> layers_;
 };
 
-/// The layers that are run, all resident. `store`: the checkpoint's text_encoder/.
+/// The layers that are run. `store`: the checkpoint's text_encoder/, which must outlive the model where
+/// layers come from disk.
 std::unique_ptr<TextEncoder> load_text_encoder(Ops& ops, const TensorStore& store,
                                                const TextEncoderConfig& config, DType dtype,
-                                               const std::function<void(std::int64_t layer)>& on_layer = {});
+                                               const std::function<void(std::int64_t layer)>& on_layer = {},
+                                               const Placement& placement = {});
 
 /// A figure's token [hidden]: the mean of the features [L, hidden] of the tokens that spell it; zeros where
 /// there are none.

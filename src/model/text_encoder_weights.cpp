@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "io/config.h"
-#include "io/mapped_file.h"
+#include "model/layer_sources.h"
 #include "model/text_encoder.h"
 
 namespace magi {
@@ -166,15 +166,18 @@ TextEncoderLayer load_text_encoder_layer(const WeightLoader& root, const TextEnc
 
 std::unique_ptr<TextEncoder> load_text_encoder(Ops& ops, const TensorStore& store,
                                                const TextEncoderConfig& config, DType dtype,
-                                               const std::function<void(std::int64_t layer)>& on_layer) {
-  const WeightLoader root(ops, store, dtype, "model.language_model.");
-  const Tensor stored = root.stored("embed_tokens.weight", {config.vocabulary, config.hidden});
-  auto layers = std::make_unique<ResidentWeights<TextEncoderLayer>>();
-  for (std::int64_t i = 0; i < config.run_layers(); ++i) {
-    layers->add(load_text_encoder_layer(root, config, i));
-    release_mapped_pages();
-    if (on_layer) on_layer(i);
-  }
+                                               const std::function<void(std::int64_t layer)>& on_layer,
+                                               const Placement& placement) {
+  const std::string prefix = "model.language_model.";
+  const Tensor stored = WeightLoader(ops, store, dtype, prefix)
+                            .stored("embed_tokens.weight", {config.vocabulary, config.hidden});
+  const LayerLoader<TextEncoderLayer> loader{static_cast<int>(config.run_layers()),
+                                             [&store, config, dtype, prefix](Ops& backend, int i) {
+                                               return load_text_encoder_layer(
+                                                   WeightLoader(backend, store, dtype, prefix), config, i);
+                                             },
+                                             on_layer};
+  auto layers = load_layers(ops, placement, loader);
   return std::make_unique<TextEncoder>(
       config, ops.upload(stored.dtype() == dtype ? stored : stored.to(dtype)), std::move(layers));
 }

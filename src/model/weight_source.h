@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "ops/transfer.h"
+
 namespace magi {
 
 /// A borrowed layer; giving up the lease tells the source that its memory may be reused.
@@ -20,6 +22,8 @@ class WeightSource {
   virtual int count() const = 0;
   /// Lends layer i (0 … count()−1), laid out for the backend's kernels and ready on its device.
   virtual Lease<Layer> layer(int i) = 0;
+  /// Of copies to the device since the last call; nothing where there are none.
+  virtual TransferTimes take_transfer_times() { return {}; }
 };
 
 /// Every layer stays in memory.

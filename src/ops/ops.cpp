@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 
 #include "ops/checks.h"
 #include "ops/nvfp4.h"
@@ -72,6 +73,11 @@ class HostClock final : public OpClock {
 
 std::unique_ptr<OpClock> Ops::make_clock() {
   return std::make_unique<HostClock>();
+}
+
+void Ops::download_to(const Tensor& tensor, std::byte* host) {
+  const Tensor copy = download(tensor);
+  std::memcpy(host, copy.raw(), copy.bytes());
 }
 
 std::unique_ptr<Transfer> Ops::make_transfer(int, std::size_t) {

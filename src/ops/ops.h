@@ -163,7 +163,8 @@ class Ops {
   Device device() const { return arena_->device(); }
   /// Reads the host's clock, which is right for backends that work while they are called.
   virtual std::unique_ptr<OpClock> make_clock();
-  /// The CUDA stream that everything goes through (a cudaStream_t), for transports of device memory; else null.
+  /// The CUDA stream that everything goes through (a cudaStream_t), for transports of device memory; else
+  /// null.
   virtual void* native_stream() const { return nullptr; }
 
   // -- moving weights and data to where the backend wants them (outside of steps)
@@ -185,6 +186,8 @@ class Ops {
   virtual Tensor upload(const Tensor& host) = 0;
   /// Device tensor → host memory; waits for the device.
   virtual Tensor download(const Tensor& device) = 0;
+  /// The same into memory of tensor.bytes() at `host`.
+  virtual void download_to(const Tensor& tensor, std::byte* host);
   /// Overwrites `destination` (arena or uploaded memory) with a host tensor of the same shape and dtype.
   virtual void copy_in(Tensor destination, const Tensor& host) = 0;
   /// Slots of device memory to stream weights through; null where the host's memory is the device's.

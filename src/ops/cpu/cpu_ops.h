@@ -7,7 +7,7 @@
 
 namespace magi {
 
-class CpuOps final : public Ops {
+class CpuOps : public Ops {
  public:
   using Ops::Ops;
 

@@ -109,14 +109,32 @@ const Gemm& Gemm::of(DType dtype, std::int64_t k, std::int64_t n) {
   return cache.try_emplace({dtype, k, n}, dtype, k, n).first->second;
 }
 
+namespace {
+
+std::int64_t padded_depth(std::int64_t depth) {
+  return std::max(round_up(depth, kDepthStep), kDepthStep);
+}
+
+/// Wide enough for a kernel call to be worth its cost, narrow enough for a tile of weights to stay in the
+/// cache.
+std::int64_t tile_columns(std::int64_t k, std::int64_t columns) {
+  const std::int64_t wide = k >= 1024 ? 64 : k >= 512 ? 128 : 256;
+  return std::clamp(round_up(columns, kDepthStep), kDepthStep, wide);
+}
+
+}  // namespace
+
 ColumnTiles::ColumnTiles(DType dtype, std::int64_t depth, std::int64_t columns)
     : depth(depth), columns(columns) {
-  const std::int64_t k = std::max(round_up(depth, kDepthStep), kDepthStep);
-  // Wide enough for a kernel call to be worth its cost, narrow enough for a tile of weights to stay in the
-  // cache.
-  const std::int64_t wide = k >= 1024 ? 64 : k >= 512 ? 128 : 256;
-  gemm = &Gemm::of(dtype, k, std::clamp(round_up(columns, kDepthStep), kDepthStep, wide));
+  const std::int64_t k = padded_depth(depth);
+  gemm = &Gemm::of(dtype, k, tile_columns(k, columns));
   count = (columns + gemm->n() - 1) / gemm->n();
+}
+
+std::size_t ColumnTiles::planned_bytes(DType dtype, std::int64_t depth, std::int64_t columns) {
+  const std::int64_t k = padded_depth(depth), n = tile_columns(k, columns);
+  const DType input = dtype == DType::f32 ? dtype : Gemm::of(dtype, kDepthStep, kDepthStep).input();
+  return static_cast<std::size_t>(round_up(columns, n) * k) * size_of(input);
 }
 
 void ColumnTiles::pack_tile(const void* b, DType dtype, bool transposed, std::int64_t index,

@@ -83,6 +83,8 @@ struct ColumnTiles {
 
   ColumnTiles(DType dtype, std::int64_t depth, std::int64_t columns);
   std::size_t bytes() const { return static_cast<std::size_t>(count) * gemm->packed_bytes(); }
+  /// bytes() of such tiles, as kernels without padding of their own have it; makes at most one small kernel.
+  static std::size_t planned_bytes(DType dtype, std::int64_t depth, std::int64_t columns);
   const void* tile(const void* packed, std::int64_t index) const {
     return static_cast<const std::byte*>(packed) + static_cast<std::size_t>(index) * gemm->packed_bytes();
   }

@@ -32,16 +32,17 @@ Tensor pack_matrices(const Tensor& source, std::int64_t matrices, const ColumnTi
   return packed;
 }
 
-/// With a counting arena: the weight's place without memory, and without making kernels.
-Tensor planned(DType dtype, const Tensor& weight) {
-  return Tensor::view(nullptr, dtype, weight.shape());
+/// With a counting arena: the packed matrices' size without their memory.
+Tensor planned(DType dtype, std::int64_t matrices, std::int64_t depth, std::int64_t columns) {
+  const auto bytes = static_cast<std::int64_t>(ColumnTiles::planned_bytes(dtype, depth, columns));
+  return Tensor::view(nullptr, DType::u8, {matrices, bytes});
 }
 
 }  // namespace
 
 LinearWeight CpuOps::pack_linear(const Tensor& weight, int groups, DType dtype, const Tensor& bias) {
   LinearWeight w = checks::linear_weight(weight, bias, groups, dtype);
-  w.data = arena().counts_only() ? planned(dtype, weight)
+  w.data = arena().counts_only() ? planned(dtype, groups, w.in, w.out)
                                  : pack_matrices(readable("pack_linear", weight), groups,
                                                  ColumnTiles(dtype, w.in, w.out), true);
   return w;
@@ -51,9 +52,8 @@ ExpertWeight CpuOps::pack_experts(const Tensor& gate, const Tensor& up, const Te
                                   std::int64_t heads, DType dtype) {
   ExpertWeight w = checks::expert_weight(gate, up, down, heads, dtype);
   if (arena().counts_only()) {
-    w.gate = planned(dtype, gate);
-    w.up = planned(dtype, up);
-    w.down = planned(dtype, down);
+    w.gate = w.up = planned(dtype, heads * w.experts, w.dim, w.hidden);
+    w.down = planned(dtype, heads * w.experts, w.hidden, w.dim);
     return w;
   }
   const std::int64_t matrices = heads * w.experts;

@@ -112,6 +112,14 @@ Tensor CudaOps::download(const Tensor& source) {
   return result;
 }
 
+void CudaOps::download_to(const Tensor& tensor, std::byte* host) {
+  require(tensor.contiguous(), "download: a tensor {} with a row pitch", to_string(tensor.shape()));
+  if (tensor.bytes() > 0)
+    check_cuda(cudaMemcpyAsync(host, tensor.raw(), tensor.bytes(), cudaMemcpyDeviceToHost, stream()),
+               "copying from the device");
+  check_cuda(cudaStreamSynchronize(stream()), "waiting for the device");
+}
+
 void CudaOps::copy_in(Tensor destination, const Tensor& host) {
   require(destination.shape() == host.shape() && destination.dtype() == host.dtype() &&
               destination.contiguous() && host.contiguous(),

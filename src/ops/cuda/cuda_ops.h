@@ -29,6 +29,7 @@ class CudaOps final : public Ops {
                        DType dtype) override;
   Tensor upload(const Tensor& host) override;
   Tensor download(const Tensor& device) override;
+  void download_to(const Tensor& tensor, std::byte* host) override;
   void copy_in(Tensor destination, const Tensor& host) override;
   std::unique_ptr<Transfer> make_transfer(int slots, std::size_t slot_bytes) override;
   std::shared_ptr<std::byte> host_memory(std::size_t bytes) override;
