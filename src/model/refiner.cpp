@@ -6,7 +6,7 @@
 namespace magi {
 namespace {
 
-std::array<std::int64_t, 3> cells_of(const LatentGrid& grid) {
+std::array<std::int64_t, 3> sizes_of(const LatentGrid& grid) {
   return {grid.t, grid.h, grid.w};
 }
 
@@ -39,7 +39,7 @@ Tensor Refiner::attention(Ops& ops, const RefinerLayer& layer, const Tensor& n,
                           const RefinerRows& rows) const {
   // A layer without windows has one that reaches everything.
   const auto radius =
-      layer.windowed ? config_.radius : BlockGrid(cells_of(sequence.grid), config_.block).counts();
+      layer.windowed ? config_.radius : BlockGrid(sizes_of(sequence.grid), config_.block).counts();
   const auto attend = [&](const Tensor& qkv, const AttentionOptions& options) {
     return rows.attention(ops, qkv, options, radius);
   };
@@ -82,39 +82,42 @@ RefinerRun::RefinerRun(Ops& ops, const Refiner& model, LatentGrid grid, std::int
       parallel_(parallel),
       sequence_(pack(grid, audio_rows, {Conditioning{text, {}}}, block_order(grid, model.config().block))),
       dtype_(dtype),
-      rows_(cells_of(grid), model.config().block, sequence_.rows(), parallel.sequence()),
+      rows_(sizes_of(grid), model.config().block, sequence_.rows(), parallel.sequence()),
       inputs_(upload_sequence(ops, sequence_, rows_.rows(), model.adapters().rotary_bands)) {}
 
-Refiner::Cells RefinerRun::cells(const Tensor& latent, const Tensor& audio) {
+Tensor RefinerRun::cells_of(const Tensor& latent) const {
+  return ops_.upload(cells_from_latent(latent, sequence_.video_order));
+}
+
+Tensor RefinerRun::latent_of(const Tensor& cells) const {
+  return latent_from_cells(ops_.download(cells), sequence_.grid, sequence_.video_order);
+}
+
+Refiner::Cells RefinerRun::forward(const Tensor& cells, const Tensor& audio) {
   const std::int64_t channels = model_.config().channels.audio;
   const Tensor audio_rows = audio.defined() ? audio.reshape({sequence_.audio_rows, channels})
                                             : Tensor::empty(DType::f32, {0, channels});
-  return model_.forward(ops_, sequence_, inputs_, rows_,
-                        ops_.upload(cells_from_latent(latent, sequence_.video_order)),
-                        ops_.upload(audio_rows), dtype_);
-}
-
-Tensor RefinerRun::latent_of(const Tensor& video_cells) const {
-  return latent_from_cells(ops_.download(video_cells), sequence_.grid, sequence_.video_order);
+  return model_.forward(ops_, sequence_, inputs_, rows_, cells, ops_.upload(audio_rows), dtype_);
 }
 
 Velocity RefinerRun::velocity(const Tensor& latent, const Tensor& audio) {
-  const Refiner::Cells v = cells(latent, audio);
+  const Refiner::Cells v = forward(cells_of(latent), audio);
   return {latent_of(v.video), ops_.download(v.audio)};
 }
 
 std::pair<Tensor, Tensor> RefinerRun::guided(RefinerRun& text, RefinerRun& null_text, const Tensor& latent,
                                              const std::function<void()>& between) {
   const Parallel& parallel = text.parallel_;
+  const Tensor cells = text.cells_of(latent);
   if (parallel.degrees().cfg == 1) {
-    const Tensor first = text.velocity(latent).video;
+    const Tensor first = text.latent_of(text.forward(cells, {}).video);
     if (between) between();
-    return {first, null_text.velocity(latent).video};
+    return {first, null_text.latent_of(null_text.forward(cells, {}).video)};
   }
   // Each half computes its branch; a rank swaps results with its counterpart in the other half.
   const int sp = parallel.degrees().sp, me = parallel.all().rank();
   const bool has_text = me < sp;
-  const Tensor own = (has_text ? text : null_text).cells(latent, {}).video;
+  const Tensor own = (has_text ? text : null_text).forward(cells, {}).video;
   const Tensor other = text.ops_.arena().alloc(own.dtype(), own.shape());
   const int counterpart = has_text ? me + sp : me - sp;
   parallel.all().exchange({{counterpart, own}}, {{counterpart, other}}, "guidance");

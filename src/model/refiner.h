@@ -100,8 +100,9 @@ class RefinerRun {
   const PackedSequence& sequence() const { return sequence_; }
 
  private:
-  Refiner::Cells cells(const Tensor& latent, const Tensor& audio);
-  Tensor latent_of(const Tensor& video_cells) const;
+  Tensor cells_of(const Tensor& latent) const;  ///< where the backend computes
+  Refiner::Cells forward(const Tensor& cells, const Tensor& audio);
+  Tensor latent_of(const Tensor& cells) const;
 
   Ops& ops_;
   const Refiner& model_;

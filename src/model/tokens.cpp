@@ -138,8 +138,9 @@ Tensor cells_from_latent(const Tensor& latent, const std::vector<std::int32_t>& 
   Tensor rows = Tensor::empty(DType::f32, {cells, channels});
   const float* in = latent.data<float>();
   float* out = rows.data<float>();
-  for (std::int64_t c = 0; c < channels; ++c)
-    for (std::int64_t i = 0; i < cells; ++i) out[i * channels + c] = in[c * cells + cell_at(order, i)];
+#pragma omp parallel for schedule(static) if (rows.numel() > 32768)
+  for (std::int64_t i = 0; i < cells; ++i)
+    for (std::int64_t c = 0; c < channels; ++c) out[i * channels + c] = in[c * cells + cell_at(order, i)];
   return rows;
 }
 
@@ -150,6 +151,7 @@ Tensor latent_from_cells(const Tensor& cells, LatentGrid grid, const std::vector
   Tensor latent = Tensor::empty(DType::f32, {channels, grid.t, grid.h, grid.w});
   const float* in = cells.data<float>();
   float* out = latent.data<float>();
+#pragma omp parallel for schedule(static) if (latent.numel() > 32768)
   for (std::int64_t i = 0; i < grid.cells(); ++i)
     for (std::int64_t c = 0; c < channels; ++c)
       out[c * grid.cells() + cell_at(order, i)] = in[i * cells.pitch() + c];

@@ -19,7 +19,7 @@ struct TurboTile {
   std::int64_t decoded_cells() const { return decoded_rows.size() * decoded_columns.size(); }
 };
 
-/// Latents on each side of a pixel's own that can change it. The release's: 14.
+/// Latents on each side of a pixel's own that can change it. The release's: 15.
 std::int64_t turbo_reach(const TurboConfig& config);
 
 /// A picture of height×width latents in `down`×`across` tiles, row by row, as equal as can be.
