@@ -4,6 +4,7 @@
 # make test    every test, golden data included
 # make cuda    build with CUDA for ARCHS (default 90a)
 # make asan    the tests under AddressSanitizer and UndefinedBehaviorSanitizer
+# make tsan    the server's tests under ThreadSanitizer
 # make bench   CPU operations beside oneDNN
 # Missing Debian or Ubuntu packages are installed first (as root, or through sudo).
 
@@ -20,7 +21,7 @@ export OMP_WAIT_POLICY = passive
 
 PACKAGES := $(shell sed 's/\#.*//' packages.txt)
 
-.PHONY: all packages npm configure build demo test asan cuda bench clean
+.PHONY: all packages npm configure build demo test asan tsan cuda bench clean
 
 all: build
 
@@ -72,9 +73,15 @@ asan: packages npm
 	$(CMAKE) --build build-asan -j $(JOBS)
 	ctest --test-dir build-asan --output-on-failure -j $(JOBS)
 
+# GCC's OpenMP runtime is not built for ThreadSanitizer: one thread, so that it has nothing to do.
+tsan: packages
+	$(CMAKE) -S . -B build-tsan -G Ninja -DMAGI2_SANITIZE=thread -DMAGI2_BENCH=OFF $(CMAKE_ARGS)
+	$(CMAKE) --build build-tsan -j $(JOBS) --target test_serve
+	OMP_NUM_THREADS=1 TSAN_OPTIONS=halt_on_error=1 build-tsan/tests/test_serve
+
 bench: packages $(BUILD)/build.ninja
 	$(CMAKE) --build $(BUILD) -j $(JOBS) --target bench_ops
 	$(BUILD)/bench/bench_ops
 
 clean:
-	rm -rf build build-asan build-cuda $(DEMO)
+	rm -rf build build-asan build-tsan build-cuda $(DEMO)

@@ -1,19 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <omp.h>
-
 #include <CLI/CLI.hpp>
 #include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/engine_arguments.h"
 #include "cli/enhance_arguments.h"
 #include "cli/progress_bar.h"
 #include "core/log.h"
 #include "io/atomic_file.h"
-#include "ops/devices.h"
 #include "run/batch.h"
-#include "run/compute_device.h"
 
 namespace magi {
 namespace {
@@ -27,9 +24,7 @@ struct GenerateArguments {
   std::int64_t count = 1;
   std::string stats;
   std::string latents;
-  std::string device;
-  std::string experts;
-  int threads = 0;
+  EngineArguments engine;
   bool no_audio = false;
   EnhanceArguments enhance;
   nlohmann::json request = nlohmann::json::object();  ///< only what was given
@@ -68,7 +63,6 @@ std::vector<ClipTask> tasks_of(GenerateArguments& a, const GenerationDefaults& d
 void run_generate(GenerateArguments& a) {
   require(!a.root.empty(),
           "no checkpoint root: give -m ROOT or set MAGI2_CKPT_ROOT (\"magi2 init DIR\" makes a tiny one)");
-  if (a.threads > 0) omp_set_num_threads(a.threads);
   const CheckpointRoot root(a.root,
                             a.config.empty() ? std::nullopt : std::optional<std::filesystem::path>(a.config));
   std::vector<ClipTask> tasks = tasks_of(a, root.defaults());
@@ -76,9 +70,7 @@ void run_generate(GenerateArguments& a) {
   std::optional<AtomicFile> stats;  // opened before the work
   if (!a.stats.empty()) stats.emplace(a.stats);
 
-  EngineOptions engine;
-  engine.device = a.device.empty() ? default_device() : parse_device(a.device);
-  if (!a.experts.empty()) engine.experts = expert_format(a.experts);
+  const EngineOptions engine = a.engine.options();
 
   ProgressBar progress;
   const InterruptGuard guard(progress);
@@ -142,13 +134,7 @@ void add_generate_command(CLI::App& app, Work& work) {
   c.add_option("--config", a->config,
                "Configuration of the official schema (default: the root's, else the release's)");
   add_field<std::string>(c, *a, "--dtype", "dtype", "Arithmetic: bf16 (default) or f32");
-  c.add_option("--device", a->device,
-               "Where to compute: cpu, cuda or cuda:N (default: the first GPU, else the CPU)");
-  c.add_option("--experts", a->experts,
-               "How expert weights are kept: bf16, nvfp4 (four bits, a quarter of the memory) or nvfp4-fake "
-               "(those numbers as bf16); default: as the root has them")
-      ->check(CLI::IsMember({"bf16", "nvfp4", "nvfp4-fake"}));
-  c.add_option("--threads", a->threads, "CPU threads (default: all)")->check(CLI::PositiveNumber);
+  add_engine_arguments(c, a->engine);
   c.add_flag("--no-audio", a->no_audio, "No sound track");
   c.add_option("--save-latents", a->latents, "Directory for the latents, as safetensors");
   c.add_option("--stats", a->stats, "Write times, memory, steps and hashes as JSON");

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <omp.h>
 #include <pthread.h>
 #include <unistd.h>
 
@@ -9,9 +8,8 @@
 #include <thread>
 
 #include "cli/commands.h"
+#include "cli/engine_arguments.h"
 #include "cli/enhance_arguments.h"
-#include "ops/devices.h"
-#include "run/compute_device.h"
 #include "serve/json_log.h"
 #include "serve/server.h"
 
@@ -19,8 +17,8 @@ namespace magi {
 namespace {
 
 struct ServeArguments {
-  std::string root, config, device, keys;
-  int threads = 0;
+  std::string root, config, keys;
+  EngineArguments engine;
   double keep_days = 30, keep_gb = 100;
   EnhanceArguments enhance;
   ServerOptions options;
@@ -46,11 +44,10 @@ class StopSignals {
 void run_serve(ServeArguments& a) {
   require(!a.root.empty(),
           "no checkpoint root: give -m ROOT or set MAGI2_CKPT_ROOT (\"magi2 init DIR\" makes a tiny one)");
-  if (a.threads > 0) omp_set_num_threads(a.threads);
   const CheckpointRoot root(a.root,
                             a.config.empty() ? std::nullopt : std::optional<std::filesystem::path>(a.config));
   ServerOptions& options = a.options;
-  options.engine.device = a.device.empty() ? default_device() : parse_device(a.device);
+  options.engine = a.engine.options();
   options.engine.keep_parts = true;
   if (!a.keys.empty()) options.api_key_file = a.keys;
   if (!a.enhance.url.empty()) options.worker.enhance = a.enhance.options();
@@ -103,9 +100,7 @@ void add_serve_command(CLI::App& app, Work& work) {
   for (CLI::Option* option : add_enhance_arguments(c, a->enhance, "llm-")) option->needs(enhance);
   c.add_option("--config", a->config,
                "Configuration of the official schema (default: the root's, else the release's)");
-  c.add_option("--device", a->device,
-               "Where to compute: cpu, cuda or cuda:N (default: the first GPU, else the CPU)");
-  c.add_option("--threads", a->threads, "CPU threads (default: all)")->check(CLI::PositiveNumber);
+  add_engine_arguments(c, a->engine);
   c.callback([a, &work] { work = [a] { run_serve(*a); }; });
 }
 

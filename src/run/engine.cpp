@@ -21,6 +21,10 @@ Report Engine::make(ClipTask task, Progress& progress) {
 }
 
 Pipeline& Engine::text_pipeline(Progress& progress) {
+  if (options_.device.kind != Device::Kind::cpu) {
+    pipeline_.report_to(progress);
+    return pipeline_;
+  }
   if (!text_pipeline_) text_pipeline_ = std::make_unique<Pipeline>(root_, progress, options_, parts_);
   text_pipeline_->report_to(progress);
   return *text_pipeline_;
@@ -32,8 +36,9 @@ std::shared_ptr<const TextFeatures> Engine::encode_text(const Request& request, 
 }
 
 bool Engine::can_encode_ahead(DType dtype) {
-  return pipeline_.has_text_encoder(dtype) ||
-         (options_.keep_parts && parts_->fits(bytes_on_disk(root_.text_encoder())));
+  return options_.device.kind == Device::Kind::cpu &&
+         (pipeline_.has_text_encoder(dtype) ||
+          (options_.keep_parts && parts_->fits(bytes_on_disk(root_.text_encoder()))));
 }
 
 }  // namespace magi

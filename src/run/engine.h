@@ -23,9 +23,11 @@ class Engine {
   /// As generate() for one task. One at a time.
   Report make(ClipTask task, Progress& progress);
 
-  /// Text features for ClipTask::text; may run beside make(). Throws Error or Cancelled.
+  /// Text features for ClipTask::text; may run beside make() where can_encode_ahead(). Throws Error or
+  /// Cancelled.
   std::shared_ptr<const TextFeatures> encode_text(const Request& request, Progress& progress);
-  /// Whether the text encoder is loaded, or fits beside what is.
+  /// Whether the text encoder is loaded, or fits beside what is. Not on a GPU, whose memory a second
+  /// pipeline's scratch would take from the weights.
   bool can_encode_ahead(DType dtype);
 
  private:

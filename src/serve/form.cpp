@@ -51,12 +51,12 @@ void FormReader::part(const char* name, bool is_file, const char* data, std::uin
     error_.emplace(400, "invalid_form", name ? "too many parts" : "a part has no name");
     return;
   }
-  const bool known = request_.fields.contains(name) || request_.files.contains(name);
-  if (offset == 0 && known) {
+  std::string& content = is_file ? request_.files[name].content : request_.fields[name];
+  if (offset != content.size() ||
+      (is_file ? request_.fields.contains(name) : request_.files.contains(name))) {
     error_.emplace(400, "invalid_form", "given twice", name);
     return;
   }
-  std::string& content = is_file ? request_.files[name].content : request_.fields[name];
   if (!is_file && content.size() + bytes > field_bytes_) {
     error_.emplace(413, "too_large", fmt::format("a field of more than {} bytes", field_bytes_), name);
     return;

@@ -32,7 +32,9 @@ std::string lower(std::string text) {
 }
 
 MHD_Result add_header(void* headers, MHD_ValueKind, const char* name, const char* value) {
-  (*static_cast<std::map<std::string, std::string>*>(headers))[lower(name)] = value ? value : "";
+  std::string& known = (*static_cast<std::map<std::string, std::string>*>(headers))[lower(name)];
+  if (!known.empty()) known += ", ";  // a header given twice is one list: two Hosts are none that is known
+  known += value ? value : "";
   return MHD_YES;
 }
 

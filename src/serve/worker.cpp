@@ -255,7 +255,7 @@ std::shared_ptr<const TextFeatures> Worker::text_for(const Job& job, const Reque
 
 /// While frames are decoded: the next job's text, if the encoder is there or fits. Once encoded it is kept
 /// for its job.
-void Worker::start_ahead() {
+void Worker::start_ahead() try {
   if (ahead_) {
     const std::optional<Job> job = store_.find(ahead_->id);
     if (job && job->status == JobStatus::queued) return;
@@ -271,6 +271,8 @@ void Worker::start_ahead() {
   ahead_->text = std::async(std::launch::async, [this, request = plan.request, progress = &ahead_->progress] {
     return engine_.encode_text(request, *progress);
   });
+} catch (const std::exception& error) {  // no reason for the running job to fail
+  log_warning("encoding ahead: {}", error.what());
 }
 
 std::int64_t Worker::bytes_of(const std::string& id) const {

@@ -139,9 +139,9 @@ Reply post_json(int port, const std::string& path, const nlohmann::json& body, c
   return request(port, "POST", path, body.dump(), all);
 }
 
-std::string form_body(const std::vector<Part>& parts) {
+std::string form_body(const std::vector<FormPart>& parts) {
   std::string body;
-  for (const Part& part : parts) {
+  for (const FormPart& part : parts) {
     body += fmt::format("--edge\r\nContent-Disposition: form-data; name=\"{}\"", part.name);
     if (!part.file_name.empty())
       body += fmt::format("; filename=\"{}\"\r\nContent-Type: image/png", part.file_name);

@@ -48,9 +48,9 @@ Reply request(int port, const std::string& method, const std::string& path, cons
 Reply post_json(int port, const std::string& path, const nlohmann::json& body, const Headers& headers = {});
 
 /// A multipart/form-data body with the boundary "edge"; parts with a file name are files.
-struct Part {
+struct FormPart {
   std::string name, content, file_name;
 };
-std::string form_body(const std::vector<Part>& parts);
+std::string form_body(const std::vector<FormPart>& parts);
 
 }  // namespace magi

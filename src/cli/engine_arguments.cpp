@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/engine_arguments.h"
+
+#include <omp.h>
+
+#include <CLI/CLI.hpp>
+
+#include "ops/devices.h"
+#include "run/compute_device.h"
+
+namespace magi {
+
+EngineOptions EngineArguments::options() const {
+  if (threads > 0) omp_set_num_threads(threads);
+  EngineOptions options;
+  options.device = device.empty() ? default_device() : parse_device(device);
+  if (!experts.empty()) options.experts = expert_format(experts);
+  return options;
+}
+
+void add_engine_arguments(CLI::App& c, EngineArguments& a) {
+  c.add_option("--device", a.device,
+               "Where to compute: cpu, cuda or cuda:N (default: the first GPU, else the CPU)");
+  c.add_option("--experts", a.experts,
+               "How expert weights are kept: bf16, nvfp4 (four bits, a quarter of the memory) or nvfp4-fake "
+               "(those numbers as bf16); default: as the root has them")
+      ->check(CLI::IsMember({"bf16", "nvfp4", "nvfp4-fake"}));
+  c.add_option("--threads", a.threads, "CPU threads (default: all)")->check(CLI::PositiveNumber);
+}
+
+}  // namespace magi
