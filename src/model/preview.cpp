@@ -9,6 +9,13 @@ std::vector<Velocity> Preview::forward(Ops& ops, const PackedSequence& sequence,
                                        const SequenceOnDevice& inputs, const Tensor& video,
                                        const Tensor& audio, const Tensor& times, DType dtype,
                                        const Probe& probe) const {
+  const Tensor hidden = hidden_states(ops, sequence, inputs, video, audio, times, dtype, probe);
+  return project_velocity(ops, adapters_, sequence, inputs, hidden, parallel_);
+}
+
+Tensor Preview::hidden_states(Ops& ops, const PackedSequence& sequence, const SequenceOnDevice& inputs,
+                              const Tensor& video, const Tensor& audio, const Tensor& times, DType dtype,
+                              const Probe& probe) const {
   const Segments& segments = inputs.segments;
   const Tensor hidden = embed_tokens(ops, adapters_, sequence, inputs, video, audio, dtype);
   if (probe) probe("embed", hidden);
@@ -30,7 +37,7 @@ std::vector<Velocity> Preview::forward(Ops& ops, const PackedSequence& sequence,
     }
   }
   if (branch.defined()) ops.mhc_finish(streams, branch, mix);
-  return project_velocity(ops, adapters_, sequence, inputs, hidden, parallel_);
+  return hidden;
 }
 
 Tensor Preview::attention(Ops& ops, const PreviewLayer& layer, const Tensor& n,

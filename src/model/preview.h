@@ -78,6 +78,11 @@ class Preview {
                                 const Tensor& video, const Tensor& audio, const Tensor& times, DType dtype,
                                 const Probe& probe = {}) const;
 
+  /// forward() without the last projections: [N, S·D]. Nothing in it waits for the device.
+  Tensor hidden_states(Ops& ops, const PackedSequence& sequence, const SequenceOnDevice& inputs,
+                       const Tensor& video, const Tensor& audio, const Tensor& times, DType dtype,
+                       const Probe& probe = {}) const;
+
  private:
   Tensor attention(Ops& ops, const PreviewLayer& layer, const Tensor& n, const SequenceOnDevice& inputs,
                    const Segments& sequence) const;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -33,6 +34,16 @@ Arena make_cuda_arena(int device, std::size_t bytes);
 
 /// The CUDA backend on the arena's device; a counting arena needs no device.
 std::unique_ptr<Ops> make_cuda_ops(Arena& arena);
+
+/// What a CUDA backend enqueued, kept to be run again on the same memory.
+class RecordedWork {
+ public:
+  virtual ~RecordedWork() = default;
+  virtual void replay() = 0;
+};
+/// Calls `work` and keeps what it enqueues (a CUDA graph), without running it. Throws Error where `work`
+/// waits for the device. Weights and scratch of operations must have been used once before.
+std::unique_ptr<RecordedWork> record_cuda(Ops& ops, const std::function<void()>& work);
 
 /// The backend of the arena's device.
 std::unique_ptr<Ops> make_ops(Arena& arena);

@@ -17,4 +17,8 @@ std::unique_ptr<Ops> make_cuda_ops(Arena&) {
   fail("this program was built without CUDA; build it with `make cuda`, or use --device cpu");
 }
 
+std::unique_ptr<RecordedWork> record_cuda(Ops&, const std::function<void()>&) {
+  fail("this program was built without CUDA; build it with `make cuda`");
+}
+
 }  // namespace magi

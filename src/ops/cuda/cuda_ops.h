@@ -34,6 +34,9 @@ class CudaOps final : public Ops {
   std::unique_ptr<Transfer> make_transfer(int slots, std::size_t slot_bytes) override;
   std::shared_ptr<std::byte> host_memory(std::size_t bytes) override;
 
+  /// All work goes through one stream; makes the arena's device the calling thread's current one.
+  cudaStream_t stream() const;
+
  protected:
   void do_linear(const Tensor& x, const LinearWeight& w, const Segments& segments, Epilogue epilogue,
                  Tensor& y) override;
@@ -78,8 +81,6 @@ class CudaOps final : public Ops {
   void do_tanh(const Tensor& x, Tensor& y) override;
 
  private:
-  /// All work goes through one stream; makes the arena's device the calling thread's current one.
-  cudaStream_t stream() const;
   /// Device memory outside of the arena, given back with its last view; only a shape under a counting arena.
   Tensor allocate(DType dtype, Shape shape) const;
 
