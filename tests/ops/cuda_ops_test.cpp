@@ -42,6 +42,18 @@ class CudaOpsTest : public ::testing::TestWithParam<DType> {
     return random_tensor(DType::f32, shape, ++seed_, scale);
   }
 
+  /// A run of random values over and over, where drawing them all would take long.
+  Tensor repeated(const Shape& shape, float scale) {
+    constexpr std::int64_t kPrime = 1048573;
+    if (numel(shape) <= kPrime) return random(shape, scale);
+    const Tensor run = random({kPrime}, scale);
+    Tensor all = Tensor::empty(dtype(), shape);
+    const std::size_t size = run.bytes();
+    for (std::size_t at = 0; at < all.bytes(); at += size)
+      std::memcpy(static_cast<std::byte*>(all.raw()) + at, run.raw(), std::min(size, all.bytes() - at));
+    return all;
+  }
+
   /// Results of the GPU, whose free scratch memory held NaN.
   std::vector<Tensor> on_gpu(const Operation& operation) {
     {
@@ -142,7 +154,7 @@ TEST_P(CudaOpsTest, LinearAtReleaseWidthRowsStandAlone) {
 
 TEST_P(CudaOpsTest, RmsNorm) {
   const Segments segments = mixed_segments(53);
-  for (const int width : {1, 37, 64, 3072})
+  for (const int width : {1, 37, 64, 3072, 12288})
     for (const DType out : {DType::f32, DType::bf16}) {
       const Tensor x = random({53, width}), w = random_f32({3 * width}, 0.2f);
       compare(
@@ -234,8 +246,35 @@ TEST_P(CudaOpsTest, Mhc) {
   compare_mhc(257, 4, 3072, values, weights, check);
 }
 
+/// Wherever a row lies in its tile, and whatever lies beside it.
+TEST_P(CudaOpsTest, MhcRowsStandAlone) {
+  const int s = 4, d = 3072, columns = 24, rows = 37;
+  const Tensor x = random({rows, s, d}), branch = random({rows, d}), norm = random_f32({s * d}, 0.2f),
+               phi = random_f32({s * d, columns}, 0.5f), bias = random_f32({columns}),
+               alpha = random_f32({3}), pre = random_f32({d}, 0.2f);
+  const auto results = [&](int first, int count) {
+    return on_gpu([&](Ops& ops, const Put& put) -> std::vector<Tensor> {
+      const MhcWeight w{{1, put(norm), 1e-6f}, put(phi), put(alpha), put(bias)};
+      const NormWeight pre_norm{1, put(pre), 1e-6f};
+      const Tensor streams = put(x.rows(first, count).clone());
+      MhcCoefficients state;
+      ops.mhc_site(streams, {}, state, w, pre_norm, {});
+      const Tensor out =
+          ops.mhc_site(streams, put(branch.rows(first, count).clone()), state, w, pre_norm, {});
+      return {out, streams.reshape({count, s * d}), state.pre, state.post, state.res.reshape({count, s * s})};
+    });
+  };
+  const auto all = results(0, rows);
+  for (const int row : {0, 2, 7, 33, 36}) {
+    const auto alone = results(row, 1);
+    for (std::size_t i = 0; i < all.size(); ++i)
+      EXPECT_TRUE(same_bytes(all[i].rows(row, 1), alone[i])) << "row " << row << ", result " << i;
+  }
+}
+
 TEST_P(CudaOpsTest, QkNormRope) {
-  for (const auto& [dim, rotated] : {std::array<int, 2>{128, 96}, {128, 128}, {10, 6}, {256, 64}, {16, 0}}) {
+  for (const auto& [dim, rotated] :
+       {std::array<int, 2>{128, 96}, {128, 128}, {128, 24}, {10, 6}, {256, 64}, {16, 0}}) {
     const Tensor x = random({41, 7 * dim}), q = random_f32({3 * dim}, 0.2f), k = random_f32({dim}, 0.2f),
                  rope = random_f32({41, rotated});
     compare([&](Ops& ops, const Put& put) -> std::vector<Tensor> {
@@ -353,11 +392,14 @@ TEST_P(CudaOpsTest, RouteAndExperts) {
   struct Case {
     int rows, heads, experts, dim, hidden, top_k;
   };
-  for (const Case& c : {Case{29, 2, 5, 8, 12, 2}, {1, 3, 16, 32, 40, 4}, {150, 2, 256, 256, 64, 6}}) {
+  for (const Case& c : {Case{29, 2, 5, 8, 12, 2},
+                        {1, 3, 16, 32, 40, 4},
+                        {150, 2, 256, 256, 64, 6},
+                        {150, 1, 256, 256, 1280, 6}}) {
     const Tensor z = random({c.rows, c.heads * c.dim}), gate = random_f32({c.heads * c.experts, c.dim}, 0.3f),
                  bias = random_f32({c.heads * c.experts}, 0.01f);
     const auto weights = [&](int in, int out) {
-      return random({c.heads * c.experts, in, out}, 1.0f / std::sqrt(static_cast<float>(in)));
+      return repeated({c.heads * c.experts, in, out}, 1.0f / std::sqrt(static_cast<float>(in)));
     };
     const Tensor wg = weights(c.dim, c.hidden), wu = weights(c.dim, c.hidden), wd = weights(c.hidden, c.dim);
     const Routing chosen = cpu_->route(z, gate, bias, c.heads, c.top_k, 2.5f);

@@ -13,7 +13,7 @@ namespace {
 
 using namespace cuda;
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 128;
 constexpr std::size_t kScratch = std::size_t{1} << 30;  ///< bytes of waiting products, about
 
 /// What follows the product: p [rows, out] (contiguous) → y.
@@ -25,24 +25,26 @@ struct Finish {
   bool round_first;  ///< a gated epilogue starts from the product rounded to bf16
 };
 
-template <Epilogue kEpilogue>
+/// Accurate enough for a result of type Y.
+template <Epilogue kEpilogue, typename Y>
 __device__ __forceinline__ float gated(float a, float b, bool round_first) {
   if (round_first) {
     a = __bfloat162float(__float2bfloat16(a));
     b = __bfloat162float(__float2bfloat16(b));
   }
-  if constexpr (kEpilogue == Epilogue::swiglu7) return swiglu7(a, b);
-  return silu<float>(a) * b;
+  if constexpr (kEpilogue == Epilogue::swiglu7) return swiglu7<Y>(a, b);
+  return silu<Y>(a) * b;
 }
 
-/// A thread makes V columns of y.
+/// A thread makes V columns of y; `row_blocks` blocks make a row.
 template <typename P, typename Y, Epilogue kEpilogue, int V>
-__global__ __launch_bounds__(kThreads) void finish_kernel(const __grid_constant__ Finish f) {
+__global__ __launch_bounds__(kThreads) void finish_kernel(const __grid_constant__ Finish f,
+                                                          unsigned row_blocks) {
   constexpr bool kGated = kEpilogue != Epilogue::none;
   constexpr int kInputs = kGated ? 2 * V : V;
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  const std::int64_t per_row = f.out / kInputs, row = i / per_row, column = i % per_row;
-  if (row >= f.rows) return;
+  const std::int64_t row = blockIdx.x / row_blocks;
+  const std::int64_t column = static_cast<std::int64_t>(blockIdx.x % row_blocks) * kThreads + threadIdx.x;
+  if (column * kInputs >= f.out) return;
   const auto p = load_pack<kInputs>(static_cast<const P*>(f.p) + row * f.out + column * kInputs);
   float values[kInputs];
 #pragma unroll
@@ -52,7 +54,7 @@ __global__ __launch_bounds__(kThreads) void finish_kernel(const __grid_constant_
 #pragma unroll
   for (int j = 0; j < V; ++j) {
     if constexpr (kGated)
-      result.v[j] = from_float<Y>(gated<kEpilogue>(values[2 * j], values[2 * j + 1], f.round_first));
+      result.v[j] = from_float<Y>(gated<kEpilogue, Y>(values[2 * j], values[2 * j + 1], f.round_first));
     else
       result.v[j] = from_float<Y>(values[j]);
   }
@@ -63,12 +65,10 @@ template <typename P, typename Y, Epilogue kEpilogue>
 void finish(const Finish& f, bool wide, cudaStream_t stream) {
   constexpr int kWide = kEpilogue == Epilogue::none ? 8 : 4;
   const std::int64_t columns = kEpilogue == Epilogue::none ? f.out : f.out / 2;
-  const std::int64_t threads = f.rows * columns / (wide ? kWide : 1);
-  const auto blocks = static_cast<unsigned>((threads + kThreads - 1) / kThreads);
-  if (wide)
-    finish_kernel<P, Y, kEpilogue, kWide><<<blocks, kThreads, 0, stream>>>(f);
-  else
-    finish_kernel<P, Y, kEpilogue, 1><<<blocks, kThreads, 0, stream>>>(f);
+  const std::int64_t threads = columns / (wide ? kWide : 1);
+  const auto row_blocks = static_cast<unsigned>((threads + kThreads - 1) / kThreads);
+  const auto kernel = wide ? finish_kernel<P, Y, kEpilogue, kWide> : finish_kernel<P, Y, kEpilogue, 1>;
+  kernel<<<static_cast<unsigned>(f.rows) * row_blocks, kThreads, 0, stream>>>(f, row_blocks);
   check_launch("linear");
 }
 

@@ -17,73 +17,72 @@ struct Norm {
   int groups;
 };
 
-/// A block takes a row, a warp every eighth head. A lane has 4 neighbouring dims of every 128, with their
-/// angles and weights in registers for all heads; `half` is a multiple of 4.
-template <typename T, int kPieces>
+/// A block takes a row. A head takes kLanes lanes, each with 8 neighbouring dims whose angles and weights it
+/// keeps for all of its heads; several heads are on their way at once. `half` is a multiple of 8.
+template <typename T, int kLanes>
 __global__ __launch_bounds__(32 *
                              kWarps) void norm_rope_wide_kernel(T* qkv, std::int64_t pitch, int heads,
-                                                                int kv_heads, int dim, Norm q, Norm k,
+                                                                int kv_heads, Norm q, Norm k,
                                                                 const float* rope, int half,
                                                                 const __grid_constant__ RowGroups groups) {
-  __shared__ __align__(16) float exchange[kWarps][128 * kPieces];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  constexpr int kDim = 8 * kLanes, kHeads = 32 / kLanes, kAtOnce = 3;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, at = lane % kLanes * 8;
   const std::int64_t row = blockIdx.x;
-  const float* angles = rope + row * 2 * half;
+  const bool first = at < half, rotated = at < 2 * half;
+  const int partner = !rotated ? lane : first ? lane + half / 8 : lane - half / 8;
+  const auto read = [](const float* from, float(&to)[8]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float4 v = __ldg(reinterpret_cast<const float4*>(from) + i);
+      to[4 * i] = v.x, to[4 * i + 1] = v.y, to[4 * i + 2] = v.z, to[4 * i + 3] = v.w;
+    }
+  };
   const int group = groups.of(row);
-  const auto weights = [&](const Norm& norm) { return norm.weight + (norm.groups > 1 ? group * dim : 0); };
-  float gain_q[kPieces][4], gain_k[kPieces][4], sines[kPieces][4], cosines[kPieces][4];
-  int partner[kPieces];  // of the first of 4 dims
+  const auto gain = [&](const Norm& norm, float(&to)[8]) {
+    read(norm.weight + (norm.groups > 1 ? group * kDim : 0) + at, to);
 #pragma unroll
-  for (int p = 0; p < kPieces; ++p) {
-    const int at = p * 128 + lane * 4;
-    const bool first = at < half, rotated = at < 2 * half;
-    partner[p] = !rotated ? at : first ? at + half : at - half;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const bool real = at < dim;
-      gain_q[p][j] = real ? __ldg(weights(q) + at + j) + 1.0f : 0.f;
-      gain_k[p][j] = real ? __ldg(weights(k) + at + j) + 1.0f : 0.f;
-      const int angle = (first ? at : at - half) + j;
-      sines[p][j] = !rotated ? 0.f : first ? -__ldg(angles + angle) : __ldg(angles + angle);
-      cosines[p][j] = rotated ? __ldg(angles + half + angle) : 1.f;
-    }
+    for (float& v : to) v += 1.0f;
+  };
+  float gain_q[8], gain_k[8], sines[8] = {}, cosines[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+  gain(q, gain_q);
+  gain(k, gain_k);
+  if (rotated) {
+    const float* angles = rope + row * 2 * half + (first ? at : at - half);
+    read(angles, sines);
+    read(angles + half, cosines);
   }
-  for (int h = warp; h < heads + kv_heads; h += kWarps) {
-    T* x = qkv + row * pitch + static_cast<std::int64_t>(h) * dim;
-    float values[kPieces][4], sum = 0;
+  T* x = qkv + row * pitch + at;
+  const int total = heads + kv_heads, mine = warp * kHeads + lane / kLanes;
+  for (int begin = mine; begin < total + mine;
+       begin += kAtOnce * kWarps * kHeads) {  // as often in every lane
+    Pack<T, 8> in[kAtOnce];
 #pragma unroll
-    for (int p = 0; p < kPieces; ++p) {
-      const int at = p * 128 + lane * 4;
-      Pack<T, 4> in{};
-      if (at < dim) in = load_pack<4>(x + at);
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int h = begin + i * kWarps * kHeads;
+      in[i] = {};
+      if (h < total) in[i] = load_pack<8>(x + static_cast<std::int64_t>(h) * kDim);
+    }
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        values[p][j] = to_float(in.v[j]);
-        sum = fmaf(values[p][j], values[p][j], sum);
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int h = begin + i * kWarps * kHeads;
+      const bool is_q = h < heads;
+      float values[8], sum = 0;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        values[j] = to_float(in[i].v[j]);
+        sum = fmaf(values[j], values[j], sum);
       }
+      const float scale =
+          1.0f / sqrtf(lanes_sum<kLanes>(sum) / static_cast<float>(kDim) + (is_q ? q.eps : k.eps));
+      Pack<T, 8> out;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        values[j] = values[j] * scale * (is_q ? gain_q[j] : gain_k[j]);
+        const float other = __shfl_sync(~0u, values[j], partner);
+        out.v[j] = from_float<T>(values[j] * cosines[j] + (first ? -other : other) * sines[j]);
+      }
+      if (h < total) store_pack(x + static_cast<std::int64_t>(h) * kDim, out);
     }
-    const bool is_q = h < heads;
-    const float scale = 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(dim) + (is_q ? q.eps : k.eps));
-#pragma unroll
-    for (int p = 0; p < kPieces; ++p) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) values[p][j] = values[p][j] * scale * (is_q ? gain_q[p][j] : gain_k[p][j]);
-      *reinterpret_cast<float4*>(&exchange[warp][p * 128 + lane * 4]) =
-          make_float4(values[p][0], values[p][1], values[p][2], values[p][3]);
-    }
-    __syncwarp();
-#pragma unroll
-    for (int p = 0; p < kPieces; ++p) {
-      const int at = p * 128 + lane * 4;
-      const float4 other = *reinterpret_cast<const float4*>(&exchange[warp][partner[p]]);
-      const float others[4] = {other.x, other.y, other.z, other.w};
-      Pack<T, 4> result;
-#pragma unroll
-      for (int j = 0; j < 4; ++j)
-        result.v[j] = from_float<T>(values[p][j] * cosines[p][j] + others[j] * sines[p][j]);
-      if (at < dim) store_pack(x + at, result);
-    }
-    __syncwarp();
   }
 }
 
@@ -136,15 +135,23 @@ void CudaOps::do_qk_norm_rope(Tensor& qkv, std::int64_t heads, std::int64_t kv_h
   const RowGroups groups = row_groups(segments, std::max(q_norm.groups, k_norm.groups), qkv.dim(0));
   const Norm q{elements<float>(q_norm.weight), q_norm.eps, q_norm.groups};
   const Norm k{elements<float>(k_norm.weight), k_norm.eps, k_norm.groups};
-  const bool wide = vectors_fit(qkv, dim, 4) && half % 4 == 0 && dim <= 256;
-  const std::size_t shared = wide ? 0 : sizeof(float) * static_cast<std::size_t>(2 * half + kWarps * dim);
+  const auto aligned = [](const Tensor& t) { return reinterpret_cast<std::uintptr_t>(t.raw()) % 16 == 0; };
+  const bool wide = (dim == 128 || dim == 256) && vectors_fit(qkv, dim, 8) && half % 8 == 0 &&
+                    aligned(rope) && aligned(q_norm.weight) && aligned(k_norm.weight);
+  const std::size_t shared = sizeof(float) * static_cast<std::size_t>(2 * half + kWarps * dim);
   with_element(qkv.dtype(), [&]<typename T>(T) {
-    const auto kernel = !wide        ? norm_rope_kernel<T>
-                        : dim <= 128 ? norm_rope_wide_kernel<T, 1>
-                                     : norm_rope_wide_kernel<T, 2>;
-    kernel<<<static_cast<unsigned>(qkv.dim(0)), 32 * kWarps, shared, stream()>>>(
-        elements<T>(qkv), qkv.pitch(), static_cast<int>(heads), static_cast<int>(kv_heads),
-        static_cast<int>(dim), q, k, elements<float>(rope), half, groups);
+    const auto blocks = static_cast<unsigned>(qkv.dim(0));
+    const int q_heads = static_cast<int>(heads), k_heads = static_cast<int>(kv_heads);
+    const float* angles = elements<float>(rope);
+    T* x = elements<T>(qkv);
+    if (wide) {
+      const auto kernel = dim == 128 ? norm_rope_wide_kernel<T, 16> : norm_rope_wide_kernel<T, 32>;
+      kernel<<<blocks, 32 * kWarps, 0, stream()>>>(x, qkv.pitch(), q_heads, k_heads, q, k, angles, half,
+                                                   groups);
+    } else {
+      norm_rope_kernel<T><<<blocks, 32 * kWarps, shared, stream()>>>(
+          x, qkv.pitch(), q_heads, k_heads, static_cast<int>(dim), q, k, angles, half, groups);
+    }
   });
   check_launch("qk_norm_rope");
 }

@@ -33,11 +33,13 @@ __device__ __forceinline__ float block_sum(float v) {
   return warp_sum(lane < warps ? parts[lane] : 0.f);
 }
 
-/// swiglu7(a, b) and silu(a)·b, see Epilogue in ops.h.
+/// swiglu7(a, b) of Epilogue in ops.h, accurate enough for a result of type T.
+template <typename T>
 __device__ __forceinline__ float swiglu7(float a, float b) {
   a = fminf(a, 7.0f);
   b = fminf(fmaxf(b, -7.0f), 7.0f);
-  return a * sigmoid(1.702f * a) * (b + 1.0f);
+  const float gate = sizeof(T) == 2 ? __fdividef(a, 1.0f + __expf(-1.702f * a)) : a * sigmoid(1.702f * a);
+  return gate * (b + 1.0f);
 }
 
 /// Runs of rows of one weight group, by value for kernels.
