@@ -12,6 +12,7 @@ struct WorkerFigures {
   double step_seconds = 0;  ///< of all steps
   double job_seconds = 0;   ///< of completed jobs
   std::uint64_t previews = 0, ahead = 0;
+  double preview_seconds = 0;
 };
 
 }  // namespace magi

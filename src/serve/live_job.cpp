@@ -63,7 +63,7 @@ void LiveJob::update(std::int64_t done, bool new_stage) {
     state_.step = done;
     if (!counting_ && !new_stage) {  // the first report of a stage says where it began
       counting_ = true;
-      stage_first_ = state_.stage == "denoise" && now - stage_start_ < kTell && done > 1 ? done : 0;
+      stage_first_ = state_.stage == "denoise" ? done : 0;
     }
     const double fraction =
         state_.steps > 0 ? static_cast<double>(done) / static_cast<double>(state_.steps) : 0;

@@ -53,6 +53,7 @@ std::string Metrics::text(const JobStore::Counts& jobs, const WorkerFigures& wor
   single(out, "magi2_step_seconds_total", "counter", "Time of the denoising steps", worker.step_seconds);
   single(out, "magi2_preview_frames_total", "counter", "Frames decoded from running latents",
          worker.previews);
+  single(out, "magi2_preview_seconds_total", "counter", "Time of those frames", worker.preview_seconds);
   single(out, "magi2_texts_ahead_total", "counter", "Texts encoded while the job before was decoded",
          worker.ahead);
   single(out, "magi2_event_streams", "gauge", "Open event streams", listeners);

@@ -10,10 +10,15 @@
 namespace magi {
 namespace {
 
-/// "example.org:80" → "example.org"; "[::1]:80" → "::1".
+/// "example.org:80" → "example.org"; "[::1]:80" → "::1"; "" for anything else.
 std::string without_port(const std::string& host) {
-  if (host.starts_with('[')) return host.substr(1, host.find(']') - 1);
-  return host.substr(0, host.find(':'));
+  const bool bracket = host.starts_with('[');
+  const std::size_t end = bracket ? host.find(']') : std::min(host.find(':'), host.size());
+  if (end == std::string::npos) return "";
+  const std::string port = host.substr(end + bracket);
+  const bool good =
+      port.empty() || (port[0] == ':' && port.find_first_not_of("0123456789", 1) == std::string::npos);
+  return good ? host.substr(bracket, end - bracket) : "";
 }
 
 bool is_address(const std::string& host) {

@@ -43,7 +43,8 @@ class Worker::Watcher final : public ClipWatcher {
       ++worker_.figures_.steps;
       worker_.figures_.step_seconds += step.seconds;
     }
-    if (step.step == 0) worker_.store_.got_further(live_.id());
+    // Saved just now: a kill from here on costs no more than the steps that follow.
+    if ((step.step + 1) % worker_.options_.checkpoint_every == 0) worker_.store_.got_further(live_.id());
     computing_ += step.seconds;
     const double share = worker_.options_.preview_share;
     // The first frame loads the decoder, which is needed in the end anyhow, and tells what a frame costs.
@@ -63,6 +64,7 @@ class Worker::Watcher final : public ClipWatcher {
     if (frames_++ > 0) spent_ += cost_;
     const std::lock_guard lock(worker_.mutex_);
     ++worker_.figures_.previews;
+    worker_.figures_.preview_seconds += cost_;
   }
 
  private:

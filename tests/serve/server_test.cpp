@@ -260,6 +260,22 @@ TEST_F(ApiTest, SyncWaitsForTheFile) {
   EXPECT_EQ(post_json(port(), "/v1/videos/sync", small({{"size", "1x1"}})).status, 400);
 }
 
+TEST_F(ApiTest, TheNextTextIsEncodedWhileFramesAreDecoded) {
+  start();
+  const std::string picture = to_base64(bytes_of(model_->path() / "root" / "example.png"));
+  const Json second = small({{"prompt", "The sun of <Figure 1> sets."},
+                             {"input_reference", {{"image_url", "data:image/png;base64," + picture}}}});
+  created(small({{"seconds", 2}}));
+  const std::string ahead = created(second);
+  EXPECT_EQ(wait_for(ahead)["status"], "completed");
+  const std::string metrics = request(port(), "GET", "/metrics").body;
+  EXPECT_NE(metrics.find("\nmagi2_texts_ahead_total 1\n"), std::string::npos) << metrics;
+  const std::string alone = created(second);
+  EXPECT_EQ(wait_for(alone)["status"], "completed");
+  EXPECT_EQ(request(port(), "GET", "/v1/videos/" + ahead + "/content").body,
+            request(port(), "GET", "/v1/videos/" + alone + "/content").body);
+}
+
 TEST_F(ApiTest, AFailedJobSaysWhyWithoutPaths) {
   const fs::path copy = directory_ / "broken";
   fs::copy(model_->path() / "root", copy, fs::copy_options::recursive);
