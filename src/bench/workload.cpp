@@ -8,6 +8,7 @@
 #include "bench/synthetic.h"
 #include "io/checkpoint.h"
 #include "model/audio_decoder.h"
+#include "model/nvfp4_store.h"
 #include "model/turbo_decoder.h"
 #include "sample/noise.h"
 #include "sample/preview_sampler.h"
@@ -111,7 +112,7 @@ Workload refiner_workload(Ops& ops, const BenchOptions& o, Progress& progress) {
 Workload text_workload(Ops& ops, const BenchOptions& o) {
   const auto config = TextEncoderConfig::from(config_or_release(o, nlohmann::json::object()));
   std::shared_ptr<const TextEncoder> model =
-      o.weights ? load_text_encoder(ops, *open_checkpoint(*o.weights), config, o.dtype)
+      o.weights ? load_text_encoder(ops, *with_plain_matrices(open_checkpoint(*o.weights)), config, o.dtype)
                 : synthetic_text_encoder(ops, config, o.dtype, o.distinct);
   std::vector<std::int32_t> ids;
   for (std::int64_t i = 0; i < text_tokens(o); ++i)

@@ -16,6 +16,7 @@ int run_command_line(int argc, char** argv) {
   add_enhance_command(app, work);
   add_init_command(app, work);
   add_inspect_command(app, work);
+  add_quantize_command(app, work);
   add_serve_command(app, work);
   add_bench_command(app, work);
   try {

@@ -5,6 +5,7 @@
 
 #include "cli/commands.h"
 #include "io/checkpoint.h"
+#include "io/native_manifest.h"
 #include "run/inventory.h"
 
 namespace magi {
@@ -54,6 +55,19 @@ void inspect_tensors(const std::string& path) {
   fmt::print("{} tensors, {}\n", store->entries().size(), size_text(bytes));
 }
 
+/// Reads every file of a native root.
+void verify_root(const std::filesystem::path& path) {
+  const auto manifest = read_manifest(path);
+  require(manifest.has_value(), "{}: --verify is for native roots; this one has no {}", path.string(),
+          kManifestName);
+  std::size_t bytes = 0;
+  for (const auto& [name, file] : manifest->files) {
+    verify_native_file(path / name);
+    bytes += file.bytes;
+  }
+  fmt::print("{} files, {}: every checksum is right\n", manifest->files.size(), size_text(bytes));
+}
+
 /// A root has parts in directories; anything else is one checkpoint.
 bool is_root(const std::filesystem::path& path) {
   namespace fs = std::filesystem;
@@ -69,12 +83,15 @@ void add_inspect_command(CLI::App& app, Work& work) {
   c.add_option("path", *path, "A checkpoint root, a part of one, or a weights file")
       ->required()
       ->envname("MAGI2_CKPT_ROOT");
-  c.callback([path, &work] {
-    work = [path] {
+  auto verify = std::make_shared<bool>(false);
+  c.add_flag("--verify", *verify, "Read every file of a native root and compare its checksum");
+  c.callback([path, verify, &work] {
+    work = [path, verify] {
       if (is_root(*path))
         inspect_root(*path);
       else
         inspect_tensors(*path);
+      if (*verify) verify_root(*path);
     };
   });
 }

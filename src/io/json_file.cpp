@@ -3,6 +3,7 @@
 
 #include "core/error.h"
 #include "io/mapped_file.h"
+#include "io/native_manifest.h"
 #include "io/tensor_store.h"
 
 namespace magi {
@@ -54,6 +55,7 @@ Json parse_json(std::string_view text, const std::string& where, std::vector<std
 }
 
 Json read_json(const std::filesystem::path& file, std::vector<std::size_t>* lines) {
+  verify_native_file(file);
   const auto mapped = MappedFile::open(file);
   const auto bytes = mapped->bytes();
   require(bytes.size() <= 256u << 20, "{}: {} bytes are too many for a JSON file", file.string(),

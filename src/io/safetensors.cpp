@@ -3,11 +3,11 @@
 
 #include <bit>
 #include <cstring>
-#include <nlohmann/json.hpp>
 
 #include "io/atomic_file.h"
 #include "io/file_reader.h"
 #include "io/mapped_file.h"
+#include "io/safetensors_writer.h"
 
 namespace magi {
 namespace {
@@ -51,6 +51,7 @@ class ReadingStore final : public TensorStore {
       entries_.emplace(name, std::move(entry.info));
       offsets_.emplace(name, entry.offset);
     }
+    verify_when_read(file);
   }
 
  protected:
@@ -63,35 +64,14 @@ class ReadingStore final : public TensorStore {
   std::map<std::string, std::size_t> offsets_;
 };
 
-std::string header_text(const std::vector<std::pair<std::string, Tensor>>& tensors,
-                        const std::map<std::string, std::string>& metadata) {
-  nlohmann::ordered_json header = nlohmann::ordered_json::object();
-  if (!metadata.empty()) header["__metadata__"] = metadata;
-  std::size_t offset = 0;
-  for (const auto& [name, tensor] : tensors) {
-    require(tensor.defined() && tensor.contiguous() && tensor.device().kind == Device::Kind::cpu,
-            "cannot write tensor {}: contiguous host tensors only", name);
-    require(name != "__metadata__" && !header.contains(name), "cannot write two tensors called {}", name);
-    header[name] = {{"dtype", stored_name(tensor.dtype())},
-                    {"shape", tensor.shape()},
-                    {"data_offsets", {offset, offset + tensor.bytes()}}};
-    offset += tensor.bytes();
-  }
-  try {
-    std::string text = header.dump();
-    text.resize((text.size() + 7) / 8 * 8, ' ');
-    return text;
-  } catch (const nlohmann::json::exception&) {
-    fail("cannot write a safetensors header: a name or its metadata is not valid UTF-8");
-  }
-}
-
 }  // namespace
 
 std::shared_ptr<TensorStore> open_safetensors(const std::filesystem::path& file, Access access) {
   if (access != Access::mapped) return std::make_shared<ReadingStore>(file, access == Access::direct);
   const auto mapped = MappedFile::open(file);
-  return safetensors_store(mapped->bytes(), mapped, file.string());
+  const auto store = std::make_shared<SafetensorsStore>(mapped->bytes(), mapped, file.string());
+  store->verify_when_read(file);
+  return store;
 }
 
 std::shared_ptr<TensorStore> safetensors_store(std::span<const std::byte> file,
@@ -106,7 +86,13 @@ std::map<std::string, std::string> safetensors_metadata(const std::filesystem::p
 void write_safetensors(const std::filesystem::path& file,
                        const std::vector<std::pair<std::string, Tensor>>& tensors,
                        const std::map<std::string, std::string>& metadata) {
-  const std::string header = header_text(tensors, metadata);
+  std::vector<TensorEntry> entries;
+  for (const auto& [name, tensor] : tensors) {
+    require(tensor.defined() && tensor.contiguous() && tensor.device().kind == Device::Kind::cpu,
+            "cannot write tensor {}: contiguous host tensors only", name);
+    entries.push_back({name, tensor.dtype(), tensor.shape()});
+  }
+  const std::string header = safetensors_header(entries, metadata, 8);
   const auto length = static_cast<std::uint64_t>(header.size());
   AtomicFile out(file);
   out.write(&length, sizeof length);

@@ -5,6 +5,7 @@
 #include <cctype>
 
 #include "io/finite.h"
+#include "io/native_manifest.h"
 
 namespace magi {
 namespace {
@@ -53,6 +54,7 @@ const TensorInfo& TensorStore::find(const std::string& name) const {
 Tensor TensorStore::load_found(const std::string& name, const TensorInfo& info) const {
   require(info.readable, "{}: {} is {} {}, an element type that cannot be read", info.file, printable(name),
           printable(info.stored_as), printable(to_string(info.shape)));
+  if (!unverified_.empty()) std::call_once(verified_, [&] { verify_native_file(unverified_); });
   Tensor tensor = read(name, info);
   if (info.dtype == DType::boolean) check_booleans(tensor, name, info);
   return tensor;

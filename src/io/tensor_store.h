@@ -3,6 +3,7 @@
 // when asked for. All members may be called from several threads.
 #pragma once
 
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -32,6 +33,9 @@ class TensorStore {
   /// The path that was opened.
   const std::string& where() const { return where_; }
   bool has(const std::string& name) const { return entries_.contains(name); }
+  /// The first time that data is asked for, `file` is compared with its root's manifest
+  /// (verify_native_file).
+  void verify_when_read(std::filesystem::path file) { unverified_ = std::move(file); }
 
   /// The tensor as stored. Where the format allows it, a view of the mapped file, kept alive by the tensor:
   /// READ-ONLY memory, clone() it to write. Throws Error when it is missing or of an element type that cannot
@@ -57,6 +61,8 @@ class TensorStore {
   Tensor load_found(const std::string& name, const TensorInfo& info) const;
 
   std::string where_;
+  std::filesystem::path unverified_;
+  mutable std::once_flag verified_;
   mutable std::mutex mutex_;
   mutable std::set<std::string> asked_;
 };

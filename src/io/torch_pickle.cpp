@@ -142,7 +142,9 @@ class TorchStore final : public TensorStore {
 
 std::shared_ptr<TensorStore> open_torch(const std::filesystem::path& file) {
   const auto mapped = MappedFile::open(file);
-  return torch_store(mapped->bytes(), mapped, file.string());
+  const auto store = std::make_shared<TorchStore>(mapped->bytes(), mapped, file.string());
+  store->verify_when_read(file);
+  return store;
 }
 
 std::shared_ptr<TensorStore> torch_store(std::span<const std::byte> file, std::shared_ptr<const void> owner,

@@ -53,6 +53,10 @@ struct PreviewLayer {
   std::optional<MoeWeights> moe;
 };
 
+/// Four-bit experts of a layer, below moe_mlp, where a checkpoint has them in place of W_gate, W_up and
+/// W_down: ExpertWeight::nvfp4.
+inline constexpr const char* kPackedExperts = "experts_nvfp4";
+
 /// Over several ranks, of the experts only those of this rank's heads: nothing else of them is read.
 PreviewLayer load_preview_layer(const WeightLoader& root, const PreviewConfig& config, std::int64_t layer,
                                 const Parallel& parallel = {});

@@ -11,9 +11,6 @@
 namespace magi {
 namespace {
 
-/// In a native root, below moe_mlp; else W_gate, W_up and W_down are there.
-constexpr const char* kPackedExperts = "nvfp4";
-
 /// One site: alphas, biases and phi are stored apart.
 MhcWeight load_mhc_site(const WeightLoader& layer, const PreviewConfig& config, int groups,
                         const std::string& site) {

@@ -53,6 +53,9 @@ struct TextEncoderLayer {
   LinearWeight gate_up, down;  ///< gate and up rows interleaved
 };
 
+inline constexpr const char* kTextEncoderPrefix = "model.language_model.";
+inline constexpr const char* kTextEmbedding = "embed_tokens.weight";
+
 /// `root`: names below it are `layers.0.…`.
 TextEncoderLayer load_text_encoder_layer(const WeightLoader& root, const TextEncoderConfig& config,
                                          std::int64_t layer);

@@ -168,15 +168,14 @@ std::unique_ptr<TextEncoder> load_text_encoder(Ops& ops, const TensorStore& stor
                                                const TextEncoderConfig& config, DType dtype,
                                                const std::function<void(std::int64_t layer)>& on_layer,
                                                const Placement& placement) {
-  const std::string prefix = "model.language_model.";
-  const Tensor stored = WeightLoader(ops, store, dtype, prefix)
-                            .stored("embed_tokens.weight", {config.vocabulary, config.hidden});
-  const LayerLoader<TextEncoderLayer> loader{static_cast<int>(config.run_layers()),
-                                             [&store, config, dtype, prefix](Ops& backend, int i) {
-                                               return load_text_encoder_layer(
-                                                   WeightLoader(backend, store, dtype, prefix), config, i);
-                                             },
-                                             on_layer};
+  const Tensor stored = WeightLoader(ops, store, dtype, kTextEncoderPrefix)
+                            .stored(kTextEmbedding, {config.vocabulary, config.hidden});
+  const LayerLoader<TextEncoderLayer> loader{
+      static_cast<int>(config.run_layers()),
+      [&store, config, dtype](Ops& backend, int i) {
+        return load_text_encoder_layer(WeightLoader(backend, store, dtype, kTextEncoderPrefix), config, i);
+      },
+      on_layer};
   auto layers = load_layers(ops, placement, loader);
   return std::make_unique<TextEncoder>(
       config, ops.upload(stored.dtype() == dtype ? stored : stored.to(dtype)), std::move(layers));

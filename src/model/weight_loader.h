@@ -3,6 +3,7 @@
 // prefix, so a layer's loader reads like the layer.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -13,20 +14,30 @@ namespace magi {
 
 class WeightLoader {
  public:
+  /// Told of every tensor of numbers that is asked for: its name, its shape and what it will be computed in.
+  using OnRequest = std::function<void(const std::string& name, const Shape& shape, DType use)>;
+
   /// `dtype`: compute dtype of the linear layers.
-  WeightLoader(Ops& ops, const TensorStore& store, DType dtype, std::string prefix = "")
-      : ops_(ops), store_(store), dtype_(dtype), prefix_(std::move(prefix)) {}
+  WeightLoader(Ops& ops, const TensorStore& store, DType dtype, std::string prefix = "",
+               OnRequest on_request = {})
+      : ops_(ops),
+        store_(store),
+        dtype_(dtype),
+        prefix_(std::move(prefix)),
+        on_request_(std::move(on_request)) {}
 
   /// The same store, names below `part`.
-  WeightLoader in(std::string_view part) const { return {ops_, store_, dtype_, name(part) + "."}; }
+  WeightLoader in(std::string_view part) const {
+    return {ops_, store_, dtype_, name(part) + ".", on_request_};
+  }
 
   bool has(std::string_view tensor) const { return store_.has(name(tensor)); }
   /// f32 on the host.
   Tensor host(std::string_view tensor, const Shape& shape) const {
-    return store_.get(name(tensor), shape).to(DType::f32);
+    return get(tensor, shape, DType::f32).to(DType::f32);
   }
   /// As stored, on the host.
-  Tensor stored(std::string_view tensor, const Shape& shape) const { return store_.get(name(tensor), shape); }
+  Tensor stored(std::string_view tensor, const Shape& shape) const { return get(tensor, shape, dtype_); }
   /// Bytes as they are, on the host.
   Tensor bytes(std::string_view tensor, const Shape& shape) const {
     const Tensor t = store_.load(name(tensor));
@@ -46,7 +57,7 @@ class WeightLoader {
   /// `layer`.weight [out, in] computed in f32, with `layer`.bias [out] where `bias`.
   LinearWeight linear_f32(std::string_view layer, std::int64_t out, std::int64_t in, bool bias) const {
     const Tensor b = bias ? host(std::string(layer) + ".bias", {out}) : Tensor();
-    return ops_.pack_linear(stored(std::string(layer) + ".weight", {out, in}), 1, DType::f32, b);
+    return ops_.pack_linear(get(std::string(layer) + ".weight", {out, in}, DType::f32), 1, DType::f32, b);
   }
   /// `layer`.weight [groups·dim].
   NormWeight norm(std::string_view layer, int groups, std::int64_t dim, float eps = 1e-6f) const {
@@ -76,12 +87,17 @@ class WeightLoader {
     return ops_.pack_conv(stored(std::string(layer) + ".weight", shape),
                           host(std::string(layer) + ".bias", {shape[0]}), depthwise, false, dtype_);
   }
+  Tensor get(std::string_view tensor, const Shape& shape, DType use) const {
+    if (on_request_) on_request_(name(tensor), shape, use);
+    return store_.get(name(tensor), shape);
+  }
   std::string name(std::string_view part) const { return prefix_ + std::string(part); }
 
   Ops& ops_;
   const TensorStore& store_;
   DType dtype_;
   std::string prefix_;
+  OnRequest on_request_;
 };
 
 }  // namespace magi

@@ -125,14 +125,15 @@ PlainExperts dequantize_experts(const std::byte* from, std::int64_t n, const Nvf
 ExpertWeight nvfp4_experts(const Tensor& gate, const Tensor& up, const Tensor& down, std::int64_t heads,
                            DType dtype);
 
-/// A matrix [columns, depth], as linear layers have it. Values [columns, ⌈depth/16⌉·8] u8, scales [columns,
-/// ⌈depth/16⌉] u8, matrix scale [1] f32; a block's nibbles as Nvfp4Layout::nibble_of says.
+/// A matrix [columns, depth] as linear layers have it, depth a multiple of 16: of each column the values
+/// (eight bytes a block, nibbles as Nvfp4Layout::nibble_of says), then the blocks' scales.
 struct Nvfp4Matrix {
-  Tensor values, scales, matrix_scale;
+  Tensor packed;        ///< u8 [columns, depth/16·9]
+  Tensor matrix_scale;  ///< f32 [1]
 };
 Nvfp4Matrix quantize_matrix(const Tensor& matrix, QuantError* error = nullptr);
-/// bf16 [columns, depth]. Shapes must agree with `depth`.
-Tensor dequantize_matrix(const Nvfp4Matrix& matrix, std::int64_t depth);
+/// bf16 [columns, depth].
+Tensor dequantize_matrix(const Nvfp4Matrix& matrix);
 
 /// Depths 0 … depth−1 of `count` columns from `first` on, for kernels: to [count, pitch], zeros behind
 /// `depth`. `expert`: an expert's first byte.

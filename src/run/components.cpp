@@ -3,6 +3,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "io/native_manifest.h"
+
 namespace magi {
 namespace {
 
@@ -12,7 +14,11 @@ ConfigNode read_config(const fs::path& root, const std::optional<fs::path>& give
   require(fs::is_directory(root),
           "{}: no such directory; -m takes the root of a checkpoint (\"magi2 init DIR\" makes a tiny one)",
           root.string());
-  const fs::path own = root / "config.json";
+  require(!fs::exists(root / kUnfinishedManifestName),
+          "{}: this root is not finished; \"magi2 quantize\" with the same arguments goes on with it",
+          root.string());
+  read_manifest(root);  // a native root of another version is an error now, not when a part is loaded
+  const fs::path own = root / root_paths::kConfig;
   if (!given && !fs::exists(own)) return {nlohmann::json::object(), "defaults"};
   const fs::path file = given.value_or(own);
   return {load_config(file, root), file.string()};
@@ -31,32 +37,32 @@ fs::path CheckpointRoot::configured(const ConfigNode& section, const char* key, 
 }
 
 fs::path CheckpointRoot::preview() const {
-  return configured(config_.node("engine_config"), "load", "preview");
+  return configured(config_.node("engine_config"), "load", root_paths::kPreview);
 }
 
 fs::path CheckpointRoot::refiner() const {
-  return configured(config_.node("evaluation_config"), "magi2_refiner_model_path", "refiner");
+  return configured(config_.node("evaluation_config"), "magi2_refiner_model_path", root_paths::kRefiner);
 }
 
 fs::path CheckpointRoot::text_encoder() const {
-  return configured(config_.node("evaluation_config"), "txt_model_path", "text_encoder");
+  return configured(config_.node("evaluation_config"), "txt_model_path", root_paths::kTextEncoder);
 }
 
 fs::path CheckpointRoot::wan_vae() const {
-  return configured(config_.node("evaluation_config"), "vae_model_path", "vae") / "Wan2.2_VAE.pth";
+  return configured(config_.node("evaluation_config"), "vae_model_path", root_paths::kVae) /
+         root_paths::kWanVae;
 }
 
 fs::path CheckpointRoot::turbo_decoder_config() const {
-  return configured(config_.node("evaluation_config"), "student_config",
-                    "turbo_vae/TurboV3-Wan22-TinyShallow_7_7.json");
+  return configured(config_.node("evaluation_config"), "student_config", root_paths::kTurboConfig);
 }
 
 fs::path CheckpointRoot::turbo_decoder_weights() const {
-  return configured(config_.node("evaluation_config"), "student_ckpt", "turbo_vae/checkpoint.ckpt");
+  return configured(config_.node("evaluation_config"), "student_ckpt", root_paths::kTurboWeights);
 }
 
 fs::path CheckpointRoot::audio_decoder() const {
-  return configured(config_.node("evaluation_config"), "audio_model_path", "stable-audio-open-1.0");
+  return configured(config_.node("evaluation_config"), "audio_model_path", root_paths::kAudio);
 }
 
 }  // namespace magi

@@ -13,6 +13,19 @@
 
 namespace magi {
 
+/// Where the parts lie in a root whose configuration does not say otherwise.
+namespace root_paths {
+inline constexpr const char* kConfig = "config.json";
+inline constexpr const char* kPreview = "preview";
+inline constexpr const char* kRefiner = "refiner";
+inline constexpr const char* kTextEncoder = "text_encoder";
+inline constexpr const char* kVae = "vae";
+inline constexpr const char* kWanVae = "Wan2.2_VAE.pth";  ///< in kVae
+inline constexpr const char* kTurboConfig = "turbo_vae/TurboV3-Wan22-TinyShallow_7_7.json";
+inline constexpr const char* kTurboWeights = "turbo_vae/checkpoint.ckpt";
+inline constexpr const char* kAudio = "stable-audio-open-1.0";
+}  // namespace root_paths
+
 /// A checkpoint root with its configuration: the root's own config.json, a given file, or the release's
 /// defaults.
 class CheckpointRoot {

@@ -10,6 +10,7 @@
 #include "media/image_resize.h"
 #include "media/resample.h"
 #include "model/audio_decoder.h"
+#include "model/nvfp4_store.h"
 #include "model/refiner.h"
 #include "model/text_encoder.h"
 #include "model/turbo_decoder.h"
@@ -99,7 +100,7 @@ TextFeatures Pipeline::encode_text(const Request& request) {
     const std::filesystem::path path = root_.text_encoder();
     Tokenizer tokenizer = Tokenizer::load(path / "tokenizer.json");
     const auto config = TextEncoderConfig::from(ConfigNode::read(path / "config.json"));
-    auto store = open_checkpoint(path);
+    auto store = with_plain_matrices(open_checkpoint(path));
     auto encoder = load_text_encoder(*ops_, *store, config, request.dtype,
                                      count_layers("load text encoder", config.run_layers()));
     return {std::move(tokenizer), std::move(store), std::move(encoder), {}};

@@ -13,7 +13,7 @@ TEST_F(Commands, HelpAndVersion) {
   EXPECT_EQ(version.out.rfind("magi2 ", 0), 0U) << version.out;
   const Outcome help = run_program(work(), {"--help"});
   EXPECT_EQ(help.status, 0);
-  for (const std::string command : {"generate", "init", "inspect"}) {
+  for (const std::string command : {"generate", "init", "inspect", "quantize"}) {
     EXPECT_NE(help.out.find(command), std::string::npos) << help.out;
     const Outcome own = run_program(work(), {command, "--help"});
     EXPECT_EQ(own.status, 0) << command;
@@ -55,6 +55,26 @@ TEST_F(Commands, InitRefusesWhatExists) {
   expect_error_line(run_program(work(), {"init", "/proc/none"}), 1, "/proc/none");
   EXPECT_EQ(run_program(work(), {"init", root().string(), "--if-missing"}).status, 0);
   EXPECT_TRUE(files().empty());
+}
+
+TEST_F(Commands, QuantizeMakesARootThatCommandsTake) {
+  const std::string out = (work() / "native").string();
+  const Outcome made = run_program(work(), {"quantize", root().string(), out, "--text-encoder", "nvfp4"});
+  EXPECT_EQ(made.status, 0) << made.err;
+  for (const std::string part : {"% RMS", "each read back", "GB/s", "highest memory"})
+    EXPECT_NE(made.err.find(part), std::string::npos) << made.err;
+  const Outcome seen = run_program(work(), {"inspect", out, "--verify"});
+  EXPECT_EQ(seen.status, 0) << seen.err;
+  EXPECT_NE(seen.out.find("every checksum is right"), std::string::npos) << seen.out;
+  EXPECT_EQ(seen.out.find("incomplete"), std::string::npos) << seen.out;
+  const std::vector<std::string> smallest{"-W",  "64",      "-H", "64", "--seconds",
+                                          "0.4", "--steps", "1",  "-p", "x"};
+  std::vector<std::string> arguments{"generate", "-m", out};
+  arguments.insert(arguments.end(), smallest.begin(), smallest.end());
+  EXPECT_EQ(run_program(work(), arguments).status, 0);
+  expect_error_line(run_program(work(), {"quantize", root().string(), out}), 1, "is there already");
+  expect_error_line(run_program(work(), {"quantize", root().string()}), 2, "out");
+  expect_error_line(run_program(work(), {"quantize", root().string(), out, "--experts", "int8"}), 2, "int8");
 }
 
 TEST_F(Commands, InterruptedRunsLeaveNothing) {
