@@ -21,7 +21,7 @@ export OMP_WAIT_POLICY = passive
 
 PACKAGES := $(shell sed 's/\#.*//' packages.txt)
 
-.PHONY: all packages npm configure build demo test asan tsan cuda bench clean
+.PHONY: all packages npm browser configure build demo test asan tsan cuda bench clean
 
 all: build
 
@@ -44,6 +44,16 @@ npm:
 	    echo "no npm: the test of the Qwen3 vocabulary will be skipped"; \
 	}
 
+# The page's test drives Chromium; without one it is skipped by name. Not in packages.txt: nothing else needs it.
+browser:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || { \
+	  echo "installing: chromium"; \
+	  run=""; [ "$$(id -u)" = 0 ] || run=sudo; \
+	  $$run apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive $$run apt-get install -y -qq --no-install-recommends chromium >/dev/null || \
+	    echo "no Chromium: the test of the page will be skipped"; \
+	}
+
 $(BUILD)/build.ninja: | packages
 	$(CMAKE) -S . -B $(BUILD) -G Ninja -DMAGI2_CUDA=$(CUDA) $(CMAKE_ARGS)
 
@@ -64,7 +74,7 @@ demo: build
 	  -p "A red fox walks through fresh snow; the snow crunches under its feet."
 	@echo "$(DEMO)/*.mp4: made by an untrained tiny model, so expect moving colours and noise"
 
-test: packages npm $(BUILD)/build.ninja
+test: packages npm browser $(BUILD)/build.ninja
 	$(CMAKE) --build $(BUILD) -j $(JOBS)
 	ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
 
