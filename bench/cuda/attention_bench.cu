@@ -1,9 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks and times the attention kernels on their own, without the rest of the project:
-//   nvcc -std=c++20 -O3 -Isrc -DFMT_HEADER_ONLY -DFMT_USE_CONSTEXPR=1 -cudart static
-//        -gencode=arch=compute_90a,code=sm_90a -o attention_bench bench/cuda/attention_bench.cu
-//        src/ops/cuda/attention_portable.cu src/ops/cuda/attention_merge.cu src/ops/cuda/tensor_map.cpp
-//        src/ops/window.cpp
+// Checks and times the attention kernels on their own:
 //   attention_bench [check|time|small]   (small: a few checks, for compute-sanitizer)
 // Checks compare with fp64 on fresh random inputs, on poisoned outputs, with NaN in the rows that must not be
 // read. Timing: device events, median. Each launch has 5 s; a hang ends the program.

@@ -3,10 +3,7 @@
 // the portable ones, at small odd sizes. References are plain f64 kernels that read the weights as the
 // checkpoint has them. Exit code 0 only if every check passed.
 //   moe_bench [--small | --quick | --check] [--time] [--once ROWS] [--patience SECONDS] [--seed S]
-// --once is one run without checks, for profilers and sanitizers. To build:
-//   nvcc -std=c++20 -O3 -DFMT_USE_CONSTEXPR=1 -DFMT_HEADER_ONLY -gencode=arch=compute_90a,code=sm_90a -Isrc
-//     -cudart static bench/cuda/moe_bench.cu src/ops/cuda/{moe_sort,moe_pack,moe_combine}.cu
-//     src/ops/cuda/{experts_sm90,experts_portable,router,router_portable}.cu
+// --once is one run without checks, for profilers and sanitizers.
 #include <cuda_bf16.h>
 #include <unistd.h>
 
