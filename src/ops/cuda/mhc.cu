@@ -161,8 +161,9 @@ void CudaOps::do_mhc_site(Tensor& streams, const Tensor& branch, MhcCoefficients
   const RowGroups norm_groups = row_groups(segments, w.norm.groups, args.rows);
   const RowGroups pre_groups = row_groups(segments, pre_norm.groups, args.rows);
   if (mhc_sm90_takes(args, streams.dtype())) {
-    Tensor scratch = arena().alloc(DType::u8, {mhc_sm90_scratch(w.norm.groups)});
-    return mhc_site_sm90(args, w.norm.groups, norm_groups, pre_groups, scratch.raw(), stream());
+    Tensor scratch = arena().alloc(DType::u8, {mhc_sm90_scratch(w.norm.groups, args.rows)});
+    return mhc_site_sm90(args, w.norm.groups, pre_norm.groups,
+                         w.norm.groups > pre_norm.groups ? norm_groups : pre_groups, scratch.raw(), stream());
   }
   const std::size_t shared = sizeof(float) * static_cast<std::size_t>(s * d + columns);
   with_element(streams.dtype(), [&]<typename T>(T) {

@@ -30,10 +30,10 @@ struct MhcArgs {
 /// 16-byte aligned.
 bool mhc_sm90_takes(const MhcArgs& args, DType dtype);
 /// Bytes of scratch for mhc_site_sm90.
-std::int64_t mhc_sm90_scratch(int norm_groups);
-/// Runs as row_groups() makes them for the norm over the streams (one of `norm_groups` weights) and for the
-/// pre-norm.
-void mhc_site_sm90(const MhcArgs& args, int norm_groups, const RowGroups& norm_runs,
-                   const RowGroups& pre_runs, void* scratch, cudaStream_t stream);
+std::int64_t mhc_sm90_scratch(int norm_groups, std::int64_t rows);
+/// `norm_groups`, `pre_groups`: weights of the norm over the streams and of the pre-norm, 1 or a modality
+/// each. `runs`: as row_groups() makes them for the larger of the two.
+void mhc_site_sm90(const MhcArgs& args, int norm_groups, int pre_groups, const RowGroups& runs, void* scratch,
+                   cudaStream_t stream);
 
 }  // namespace magi::cuda

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // An mHC site of the release's size (4 streams of 3072, bf16) on GPUs with clusters: the streams are read
 // once. A cluster of 8 blocks takes 32 rows, each block an eighth of D of all streams, which stays in its
-// shared memory: (1) add the last branch; (2) streams·phi on the tensor cores, phi·(1 + norm weight) as high
-// and low bf16 terms; the blocks' partial sums join through distributed shared memory; (3) coefficients;
-// (4) mix and pre-norm. A row's sums are in the same order wherever the row lies.
+// shared memory, each warp 64 columns: (1) add the last branch; (2) streams·phi, phi·(1 + norm weight) as
+// high and low bf16 terms, and the squares; the warps' and the blocks' partial sums join, the latter through
+// distributed shared memory; (3) coefficients; (4) mix and pre-norm. All four streams' arithmetic is on the
+// tensor cores: coefficients, streams and branch are bf16, so their products are exact, and everything
+// accumulates in f32. A row's sums are in the same order wherever the row lies. A second, small kernel turns
+// the logits of h_res into h_res (Sinkhorn).
 #include <cooperative_groups.h>
 
 #include "ops/cuda/mhc.h"
@@ -16,31 +19,37 @@ namespace cg = cooperative_groups;
 
 constexpr int kStreams = 4, kWidth = 3072, kColumns = 2 * kStreams + kStreams * kStreams;
 constexpr int kCluster = 8, kSlice = kWidth / kCluster, kRows = 32;
-constexpr int kThreads = 256;
-[[maybe_unused]] constexpr int kWarps = kThreads / 32;
+constexpr int kBlock = 64;  ///< columns of a warp
+constexpr int kWarps = kSlice / kBlock, kThreads = 32 * kWarps;
+[[maybe_unused]] constexpr int kGroup = 4, kGroups = kRows / kGroup;  ///< rows that a warp mixes at once
 constexpr int kPitch = kSlice + 8;  ///< elements: ldmatrix meets no bank twice
 constexpr int kSteps = kStreams * kSlice / 16, kStepsPerStream = kSlice / 16;
-constexpr int kTiles = kColumns / 8;                       ///< of 8 columns: 8 high terms over 8 low terms
-constexpr int kChunks = kSlice / 8;                        ///< 16-byte pieces of a row's slice
-[[maybe_unused]] constexpr int kTasks = 4 * kChunks / 32;  ///< a lane's: a warp has 4 rows
-constexpr int kOldColumns = kStreams + kStreams * kStreams;
+constexpr int kTiles = kColumns / 8;  ///< of 8 columns: 8 high terms over 8 low terms
 
 struct Shared {
-  alignas(128) Bf16 x[kStreams][kRows][kPitch];
-  float h[kColumns][kRows];    ///< this block's part
+  /// The streams as planes [kRows][kPitch]; see plane().
+  alignas(128) Bf16 x[kStreams * kRows * kPitch + 112];
+  alignas(16) Bf16 old_res[kRows][kStreams][kStreams];
+  alignas(16) Bf16 old_post[kRows][kStreams];
+  float parts[kWarps / 2][kColumns][kRows];  ///< of the warps; at the end [0] is this block's part of h
+  float warp_squares[kWarps][kRows];
   float squares[kRows];        ///< this block's part
   float mixed_squares[kRows];  ///< this block's part
-  float total[kColumns][kRows];
-  float scale[kRows];
-  float old[kRows][kOldColumns];  ///< post | res of the last site
-  float pre[kRows][kStreams];
+  Bf16 pre[kRows][kStreams];
 };
 static_assert(2 * (sizeof(Shared) + 1024) <= 228 * 1024, "two blocks a multiprocessor");
 
 struct SiteArgs {
   MhcArgs mhc;
-  const uint4* phi;  ///< packed: [groups][kCluster][kSteps][kTiles][32]
+  bool norm_grouped, pre_grouped;  ///< else group 0 for all rows
+  const uint4* phi;                ///< packed: [groups][kCluster][kSteps][kTiles][32]
+  float* res_logits;               ///< [rows][16]
 };
+
+__device__ __forceinline__ std::uint32_t pack_pair(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const std::uint32_t*>(&pair);
+}
 
 // Clusters and their shared memory exist from compute capability 9.0 on.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -64,298 +73,395 @@ __device__ __forceinline__ RowTile row_tile(const RowGroups& runs, int tile) {
   return {0, 0, 0};
 }
 
-/// A warp's lane has pieces of the warp's 4 rows; piece t of the warp.
-__device__ __forceinline__ int task_row(int task) {
-  return (task * 32 + static_cast<int>(threadIdx.x % 32)) / kChunks;
-}
-__device__ __forceinline__ int task_chunk(int task) {
-  return (task * 32 + static_cast<int>(threadIdx.x % 32)) % kChunks;
+/// Where stream `stream` begins in Shared::x. The padding keeps the 16-byte accesses of 8 lanes, which meet
+/// streams {0,1} or {2,3} when they store and {0,2} or {1,3} when they load, in different banks.
+__device__ __forceinline__ int plane(int stream) {
+  return stream * kRows * kPitch + stream % 2 * 32 + stream / 2 * 80;
 }
 
-__device__ __forceinline__ void unpack(const uint4& v, float (&f)[8]) {
-  const std::uint32_t words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    f[2 * i] = __uint_as_float(words[i] << 16);
-    f[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
-  }
+__device__ __forceinline__ float low_of(std::uint32_t pair) {
+  return __uint_as_float(pair << 16);
 }
-__device__ __forceinline__ uint4 pack(const float (&f)[8]) {
-  uint4 v;
-  auto* pairs = reinterpret_cast<__nv_bfloat162*>(&v);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) pairs[i] = __floats2bfloat162_rn(f[2 * i], f[2 * i + 1]);
-  return v;
-}
-__device__ __forceinline__ float sum_of_squares(const uint4& v) {
-  float f[8], sum = 0;
-  unpack(v, f);
-#pragma unroll
-  for (float x : f) sum = fmaf(x, x, sum);
-  return sum;
+__device__ __forceinline__ float high_of(std::uint32_t pair) {
+  return __uint_as_float(pair & 0xffff0000u);
 }
 
-/// Sums of the warp's 4 rows → sums[4·warp …].
-__device__ __forceinline__ void store_row_sums(float (&sum)[4], float* sums) {
-#pragma unroll
-  for (int r = 0; r < 4; ++r) {
-    const float total = warp_sum(sum[r]);
-    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32 * 4 + r] = total;
-  }
-}
-
-/// Streams → shared memory, with the last branch added (and written back) where there is one.
-__device__ __forceinline__ void load_streams(Shared& s, const MhcArgs& a, const RowTile& tile, int slice) {
-  constexpr int kAtOnce = 3;
-  const int warp = threadIdx.x / 32;
-  auto* streams = static_cast<Bf16*>(a.streams);
-  float squares[4] = {};
-#pragma unroll
-  for (int part = 0; part < kTasks; part += kAtOnce) {
-    uint4 in[kAtOnce][kStreams], added[kAtOnce];
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int row = 4 * warp + task_row(part + i);
-      const std::int64_t n = tile.first + row, column = slice + task_chunk(part + i) * 8;
-      const bool real = row < tile.rows;
-#pragma unroll
-      for (int j = 0; j < kStreams; ++j)
-        in[i][j] = real ? *reinterpret_cast<const uint4*>(streams + (n * kStreams + j) * kWidth + column)
-                        : make_uint4(0, 0, 0, 0);
-      if (a.branch)
-        added[i] = real ? __ldcs(reinterpret_cast<const uint4*>(static_cast<const Bf16*>(a.branch) +
-                                                                n * a.branch_pitch + column))
-                        : make_uint4(0, 0, 0, 0);
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int local = task_row(part + i), row = 4 * warp + local, chunk = task_chunk(part + i);
-      if (a.branch) {
-        const float* old = s.old[row];
-        float x[kStreams][8], y[8];
-#pragma unroll
-        for (int j = 0; j < kStreams; ++j) unpack(in[i][j], x[j]);
-        unpack(added[i], y);
-#pragma unroll
-        for (int to = 0; to < kStreams; ++to) {
-          float mixed[8];
-#pragma unroll
-          for (int e = 0; e < 8; ++e) {
-            float sum = 0;
-#pragma unroll
-            for (int from = 0; from < kStreams; ++from)
-              sum = fmaf(old[kStreams + to * kStreams + from], x[from][e], sum);
-            mixed[e] = fmaf(old[to], y[e], sum);
-          }
-          in[i][to] = pack(mixed);
-          if (row < tile.rows)
-            *reinterpret_cast<uint4*>(streams + ((tile.first + row) * kStreams + to) * kWidth + slice +
-                                      chunk * 8) = in[i][to];
-        }
-      }
-      float sum = 0;
-#pragma unroll
-      for (int j = 0; j < kStreams; ++j) {
-        *reinterpret_cast<uint4*>(&s.x[j][row][chunk * 8]) = in[i][j];
-        sum += sum_of_squares(in[i][j]);
-      }
-#pragma unroll
-      for (int r = 0; r < 4; ++r) squares[r] += r == local ? sum : 0.f;
-    }
-  }
-  store_row_sums(squares, s.squares);
-}
-
-__device__ __forceinline__ void mma(float (&d)[4], const uint4& a, std::uint32_t b0, std::uint32_t b1) {
+/// d [16×8] += a [16×16]·b [16×8]. With g = lane/4, t = lane%4: a has rows g, g+8 of columns 2t…, then of
+/// 2t+8…; b has column g of rows 2t… and 2t+8…; d has row g, then row g+8, of columns 2t, 2t+1.
+__device__ __forceinline__ void mma(float (&d)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2,
+                                    std::uint32_t a3, std::uint32_t b0, std::uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+/// The same with 8 columns of a: the first halves of a and b.
+__device__ __forceinline__ void mma8(float (&d)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t b0) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a0), "r"(a1), "r"(b0));
 }
 
-/// s.h = phi'ᵀ·x over this block's slice; the warps share out k and add up in their order.
+__device__ __forceinline__ std::uint32_t word_of(const uint4& v, int i) {
+  return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+/// Element i of `a` under element i of `b`.
+__device__ __forceinline__ std::uint32_t element_pair(const uint4& a, const uint4& b, int i) {
+  return __byte_perm(word_of(a, i / 2), word_of(b, i / 2), i % 2 == 0 ? 0x5410 : 0x7632);
+}
+/// Values e of the eight products, as bf16.
+__device__ __forceinline__ uint4 pack_column(const float (&d)[8][4], int e) {
+  return make_uint4(pack_pair(d[0][e], d[1][e]), pack_pair(d[2][e], d[3][e]), pack_pair(d[4][e], d[5][e]),
+                    pack_pair(d[6][e], d[7][e]));
+}
+
+// A warp mixes 4 rows of its 64 columns at once, in 8 products of 8 columns. Product i has element i of each
+// of the 8 pieces of 16 bytes, so that a lane loads and stores whole pieces: its column of b is piece
+// input_piece() of the row and streams that its lane stands for (row t/2 or 2 + t/2, streams 2(t%2), 2(t%2) +
+// 1); its columns of d are pieces t and t + 4.
+__device__ __forceinline__ int input_piece(int lane) {
+  return lane / 4 / 2 + lane / 4 % 2 * 4;
+}
+
+/// The last coefficients of the tile's rows → shared memory.
+__device__ __forceinline__ void load_old(Shared& s, const MhcArgs& a, const RowTile& tile) {
+  const int thread = threadIdx.x, row = thread < 2 * kRows ? thread / 2 : thread - 2 * kRows;
+  const std::int64_t n = tile.first + min(row, tile.rows - 1);
+  if (thread < 2 * kRows)
+    reinterpret_cast<uint4*>(s.old_res)[thread] =
+        reinterpret_cast<const uint4*>(static_cast<const Bf16*>(a.res) + n * kStreams * kStreams)[thread % 2];
+  else if (thread < 3 * kRows)
+    reinterpret_cast<uint2*>(s.old_post)[row] =
+        *reinterpret_cast<const uint2*>(static_cast<const Bf16*>(a.post) + n * kStreams);
+}
+
+struct Pieces {
+  uint4 x[4], y;
+};
+
+/// The warp's columns of the streams → shared memory, with the last branch added (and written back) where
+/// there is one. Rows beyond the tile repeat its last one and are not written.
+template <bool kBranch>
+__device__ __forceinline__ void load_streams(Shared& s, const MhcArgs& a, const RowTile& tile, int slice) {
+  constexpr int kAhead = 3, kRow = kStreams * kWidth;
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int own = static_cast<int>(threadIdx.x) / 32 * kBlock, column = slice + own + input_piece(lane) * 8;
+  const int last = tile.rows - 1;
+  Bf16* streams = static_cast<Bf16*>(a.streams) + tile.first * kRow;
+  const Bf16* from = streams + t % 2 * 2 * kWidth + column;
+  const Bf16* branch = static_cast<const Bf16*>(a.branch) + tile.first * a.branch_pitch + column;
+  const int branch_pitch = static_cast<int>(a.branch_pitch);
+  const auto load = [&](int group) {
+    Pieces p;
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      p.x[j] = *reinterpret_cast<const uint4*>(from + min(group * kGroup + j / 2 * 2 + t / 2, last) * kRow +
+                                               j % 2 * kWidth);
+    if (kBranch) p.y = *reinterpret_cast<const uint4*>(branch + min(group * kGroup + t, last) * branch_pitch);
+    return p;
+  };
+  Pieces ring[kAhead];
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) ring[i] = load(i);
+  if (kBranch) {
+    load_old(s, a, tile);
+    __syncthreads();
+  }
+  Bf16* to = streams + (g / 4 * kStreams + g % 4) * kWidth + slice + own + t * 8;
+  Bf16* kept = &s.x[plane(g % 4) + g / 4 * kPitch + own + t * 8];
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) {
+    const Pieces p = ring[group % kAhead];
+    if (group + kAhead < kGroups) ring[group % kAhead] = load(group + kAhead);
+    float d[8][4] = {};
+    // a[(row, to)][(row, from)] = res[row][to][from] and a[(row, to)][2·row] = post[row][to], zero across
+    // rows.
+    std::uint32_t res_low = g % 4 / 2 != t % 2 ? 0
+                            : g % 2 == 0       ? 0x3f80
+                                               : 0x3f800000,
+                  res_high = res_low;  // identity
+    if (kBranch) {
+      const int row = group * kGroup + g / 4;
+      res_low = *reinterpret_cast<const std::uint32_t*>(&s.old_res[row][g % 4][t % 2 * 2]);
+      res_high = *reinterpret_cast<const std::uint32_t*>(&s.old_res[row + 2][g % 4][t % 2 * 2]);
+      const std::uint32_t post =
+          *reinterpret_cast<const unsigned short*>(&s.old_post[group * kGroup + t][g % 4]);
+      const std::uint32_t post_low = g / 4 == t ? post : 0, post_high = 2 + g / 4 == t ? post : 0;
+#pragma unroll
+      for (int q = 0; q < 8; ++q)
+        mma8(d[q], post_low, post_high, element_pair(p.y, make_uint4(0, 0, 0, 0), q));
+    }
+    if (g / 4 != t / 2) res_low = res_high = 0;
+#pragma unroll
+    for (int q = 0; q < 8; ++q)
+      mma(d[q], res_low, 0, 0, res_high, element_pair(p.x[0], p.x[1], q), element_pair(p.x[2], p.x[3], q));
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int row = group * kGroup + e / 2 * 2;  // and g / 4
+      const uint4 v = pack_column(d, e);
+      *reinterpret_cast<uint4*>(kept + row * kPitch + e % 2 * 32) = v;
+      if (kBranch && row + g / 4 <= last) *reinterpret_cast<uint4*>(to + row * kRow + e % 2 * 32) = v;
+    }
+  }
+  __syncwarp();
+}
+
+/// s.parts[0] = phi'ᵀ·x and s.squares over this block's slice: each warp its columns, added up in the warps'
+/// order.
 __device__ __forceinline__ void project(Shared& s, const uint4* phi) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  float d[kTiles][kRows / 8][4] = {};
-  constexpr int kMine = kSteps / kWarps;
-#pragma unroll 4
+  constexpr int kMine = kSteps / kWarps, kAhead = 3;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+  constexpr int kStreamSteps = kBlock / 16;  // of the warp
+  const uint4* mine = phi + warp * kStreamSteps * kTiles * 32 + lane;
+  const auto load = [&](int i, uint4(&a)[kTiles]) {
+    const int step = i / kStreamSteps * kStepsPerStream + i % kStreamSteps;
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) a[j] = __ldg(mine + (step * kTiles + j) * 32);
+  };
+  uint4 ring[kAhead][kTiles];
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) load(i, ring[i]);
+  float d[kTiles][kRows / 8][4] = {}, squares[kRows / 8][4] = {};
+#pragma unroll
   for (int i = 0; i < kMine; ++i) {
-    const int step = warp * kMine + i, stream = step / kStepsPerStream, k = step % kStepsPerStream * 16;
+    const int stream = i / kStreamSteps, k = warp * kBlock + i % kStreamSteps * 16;
     uint4 a[kTiles];
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) a[t] = __ldg(phi + (step * kTiles + t) * 32 + lane);
+    for (int j = 0; j < kTiles; ++j) a[j] = ring[i % kAhead][j];
+    if (i + kAhead < kMine) load(i + kAhead, ring[i % kAhead]);
 #pragma unroll
     for (int pair = 0; pair < kRows / 16; ++pair) {
-      const Bf16* from = &s.x[stream][pair * 16 + lane / 16 * 8 + lane % 8][k + lane / 8 % 2 * 8];
+      const Bf16* from =
+          &s.x[plane(stream) + (pair * 16 + lane / 16 * 8 + lane % 8) * kPitch + k + lane / 8 % 2 * 8];
       std::uint32_t b[4];
       asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                    : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
                    : "r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(from)))
                    : "memory");
 #pragma unroll
-      for (int t = 0; t < kTiles; ++t) {
-        mma(d[t][2 * pair], a[t], b[0], b[1]);
-        mma(d[t][2 * pair + 1], a[t], b[2], b[3]);
+      for (int j = 0; j < kTiles; ++j) {
+        mma(d[j][2 * pair], a[j].x, a[j].y, a[j].z, a[j].w, b[0], b[1]);
+        mma(d[j][2 * pair + 1], a[j].x, a[j].y, a[j].z, a[j].w, b[2], b[3]);
       }
+      // x·xᵀ of 16 rows: the squares are on its diagonal.
+      mma(squares[2 * pair], b[0], b[2], b[1], b[3], b[0], b[1]);
+      mma(squares[2 * pair + 1], b[0], b[2], b[1], b[3], b[2], b[3]);
     }
   }
-  for (int turn = 0; turn < kWarps; ++turn) {
-    if (turn == warp) {
+  if (g / 2 == t) {
 #pragma unroll
-      for (int t = 0; t < kTiles; ++t)
-#pragma unroll
-        for (int n = 0; n < kRows / 8; ++n)
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            float& to = s.h[t * 8 + lane / 4][n * 8 + lane % 4 * 2 + e];
-            const float part = d[t][n][e] + d[t][n][e + 2];
-            to = turn == 0 ? part : to + part;
-          }
-    }
-    __syncthreads();
+    for (int n = 0; n < kRows / 8; ++n)
+      s.warp_squares[warp][n * 8 + g] = g % 2 == 0 ? squares[n][n % 2 * 2] : squares[n][n % 2 * 2 + 1];
   }
+  // The upper warps hand theirs to the lower ones, which hand the sums to all.
+  const auto hand_over = [&](float(*part)[kRows], bool add) {
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+      for (int n = 0; n < kRows / 8; ++n) {
+        auto& place = *reinterpret_cast<float2*>(&part[j * 8 + g][n * 8 + t * 2]);
+        const float2 old = add ? place : make_float2(0, 0);
+        place = make_float2(old.x + (d[j][n][0] + d[j][n][2]), old.y + (d[j][n][1] + d[j][n][3]));
+      }
+  };
+  if (warp >= kWarps / 2) hand_over(s.parts[warp - kWarps / 2], false);
+  __syncthreads();
+  if (warp < kWarps / 2) {
+    hand_over(s.parts[warp], true);
+  } else if (warp == kWarps - 1) {
+    float sum = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) sum += s.warp_squares[w][lane];
+    s.squares[lane] = sum;
+  }
+  __syncthreads();
+  auto* sums = reinterpret_cast<float4*>(s.parts);
+  constexpr int kPieces = kColumns * kRows / 4;
+  static_assert(kPieces == kThreads);
+  float4 total = sums[threadIdx.x];
+#pragma unroll
+  for (int w = 1; w < kWarps / 2; ++w) {
+    const float4 more = sums[w * kPieces + threadIdx.x];
+    total = make_float4(total.x + more.x, total.y + more.y, total.z + more.z, total.w + more.w);
+  }
+  sums[threadIdx.x] = total;
 }
 
-/// Lanes 0–15 and 16–31 have a 4×4 matrix each, a lane an element.
-__device__ __forceinline__ float sinkhorn_element(float v) {
-  float highest = v;
-#pragma unroll
-  for (int step = 8; step > 0; step /= 2) highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, step));
-  v = expf(v - highest);
-  for (int i = 0; i < kSinkhornIterations; ++i) {
-#pragma unroll
-    for (int axis = 0; axis < 2; ++axis) {
-      const int near = axis == 0 ? 4 : 1;
-      float sum = v + __shfl_xor_sync(~0u, v, near);
-      sum += __shfl_xor_sync(~0u, sum, 2 * near);
-      v = __fdividef(v, sum + kSinkhornEps);
-    }
-  }
-  return v;
-}
-
-/// The coefficients: h_pre of every row to shared memory; everything of rows 4·rank… to the state.
-__device__ __forceinline__ void coefficients(Shared& s, const MhcArgs& a, const RowTile& tile,
-                                             const cg::cluster_group& cluster) {
-  const int rank = static_cast<int>(cluster.block_rank()), own = 4 * rank, thread = threadIdx.x;
+/// The logit of a column and row, from all blocks' sums.
+__device__ __forceinline__ float logit(Shared& s, const MhcArgs& a, const cg::cluster_group& cluster,
+                                       int column, int row) {
   const auto joined = [&](float* part) {
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < kCluster; ++i) sum += *cluster.map_shared_rank(part, i);
     return sum;
   };
-  if (thread < 128) {
-    s.total[thread / kRows][thread % kRows] = joined(&s.h[thread / kRows][thread % kRows]);
-  } else if (thread < 128 + 80) {
-    const int column = kStreams + (thread - 128) / 4, row = own + thread % 4;
-    s.total[column][row] = joined(&s.h[column][row]);
-  } else if (thread < 128 + 80 + kRows) {
-    const int row = thread - 208;
-    s.scale[row] = 1.0f / sqrtf(joined(&s.squares[row]) / static_cast<float>(kStreams * kWidth) + a.norm_eps);
-  }
-  __syncthreads();
+  const int kind = column < kStreams ? 0 : column < 2 * kStreams ? 1 : 2;
+  const float h = joined(&s.parts[0][column][row]), squares = joined(&s.squares[row]);
+  const float scale = 1.0f / sqrtf(squares / static_cast<float>(kStreams * kWidth) + a.norm_eps);
   const float factor = 1.0f / sqrtf(static_cast<float>(kStreams * kWidth));
-  const auto affine = [&](int column, int row, int kind) {
-    return __ldg(a.alpha + kind) * factor * (s.total[column][row] * s.scale[row]) + __ldg(a.bias + column);
-  };
-  if (thread < 128) {
-    const int column = thread / kRows, row = thread % kRows;
-    const Bf16 pre = __float2bfloat16(sigmoid(affine(column, row, 0)));
-    s.pre[row][column] = __bfloat162float(pre);
-    if (row / 4 == rank && row < tile.rows)
-      static_cast<Bf16*>(a.pre)[(tile.first + row) * kStreams + column] = pre;
-  } else if (thread < 144) {
-    const int row = own + thread % 4, column = (thread - 128) / 4;
-    if (row < tile.rows)
-      static_cast<Bf16*>(a.post)[(tile.first + row) * kStreams + column] =
-          __float2bfloat16(2.0f * sigmoid(affine(kStreams + column, row, 1)));
-  }
-  __syncthreads();
-  if (thread >= 192) {
-    const int element = thread % 16, row = own + (thread - 192) / 16;
-    const float v = sinkhorn_element(affine(2 * kStreams + element, row, 2));
-    if (row < tile.rows)
-      static_cast<Bf16*>(a.res)[(tile.first + row) * kStreams * kStreams + element] = __float2bfloat16(v);
+  return __ldg(a.alpha + kind) * factor * (h * scale) + __ldg(a.bias + column);
+}
+
+/// h_pre of every row to shared memory, of rows 4·rank… to the state.
+__device__ __forceinline__ void make_pre(Shared& s, const MhcArgs& a, const RowTile& tile,
+                                         const cg::cluster_group& cluster) {
+  const int thread = threadIdx.x, column = thread / kRows, row = thread % kRows;
+  if (thread >= kStreams * kRows) return;
+  const Bf16 pre = __float2bfloat16(sigmoid(logit(s, a, cluster, column, row)));
+  s.pre[row][column] = pre;
+  if (row / kGroup == static_cast<int>(cluster.block_rank()) && row < tile.rows)
+    static_cast<Bf16*>(a.pre)[(tile.first + row) * kStreams + column] = pre;
+}
+
+/// h_post and the logits of h_res of rows 4·rank….
+__device__ __forceinline__ void make_post_and_res(Shared& s, const SiteArgs& args, const RowTile& tile,
+                                                  const cg::cluster_group& cluster) {
+  const int thread = threadIdx.x, column = kStreams + thread / kGroup;
+  const int row = kGroup * static_cast<int>(cluster.block_rank()) + thread % kGroup;
+  if (column >= kColumns || row >= tile.rows) return;
+  const float value = logit(s, args.mhc, cluster, column, row);
+  const std::int64_t n = tile.first + row;
+  if (column < 2 * kStreams)
+    static_cast<Bf16*>(args.mhc.post)[n * kStreams + column - kStreams] =
+        __float2bfloat16(2.0f * sigmoid(value));
+  else
+    args.res_logits[n * kStreams * kStreams + column - 2 * kStreams] = value;
+}
+
+/// Row of value e of product `half` (rows 16·half…) in mixed[half][e]; the piece of columns is t + 4·(e%2).
+__device__ __forceinline__ int mixed_row(int half, int e, int lane) {
+  return half * 16 + e / 2 * 8 + lane / 4;
+}
+/// Σ h_pre·streams of all rows and the warp's columns, rounded.
+__device__ __forceinline__ void mix(const Shared& s, uint4 (&mixed)[2][4]) {
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int column = static_cast<int>(threadIdx.x) / 32 * kBlock + input_piece(lane) * 8;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float d[8][4] = {};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {  // a group of rows stands in rows 4·i… of the product
+      const int first = half * 16 + i * kGroup, row = g % 4;
+      const auto pair = *reinterpret_cast<const std::uint32_t*>(&s.pre[first + row][t % 2 * 2]);
+      const bool here = g / 4 == i % 2;
+      const std::uint32_t low = here && row == t / 2 ? pair : 0, high = here && row == 2 + t / 2 ? pair : 0;
+      uint4 x[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        x[j] = *reinterpret_cast<const uint4*>(
+            &s.x[plane(t % 2 * 2 + j % 2) + (first + j / 2 * 2 + t / 2) * kPitch + column]);
+#pragma unroll
+      for (int q = 0; q < 8; ++q)
+        mma(d[q], i < 2 ? low : 0, i < 2 ? 0 : low, i < 2 ? high : 0, i < 2 ? 0 : high,
+            element_pair(x[0], x[1], q), element_pair(x[2], x[3], q));
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) mixed[half][e] = pack_column(d, e);
   }
 }
 
 #endif
 
 __global__ void __launch_bounds__(kThreads, 2)
-    mhc_site_kernel(const __grid_constant__ SiteArgs args, const __grid_constant__ RowGroups norm_runs,
-                    const __grid_constant__ RowGroups pre_runs) {
+    mhc_site_kernel(const __grid_constant__ SiteArgs args, const __grid_constant__ RowGroups runs) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) unsigned char memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
   const MhcArgs& a = args.mhc;
   const cg::cluster_group cluster = cg::this_cluster();
   const int rank = static_cast<int>(cluster.block_rank()), slice = rank * kSlice;
-  const RowTile tile = row_tile(norm_runs, static_cast<int>(blockIdx.x) / kCluster);
-  if (a.branch) {
-    for (int i = threadIdx.x; i < kRows * kOldColumns; i += kThreads) {
-      const int row = i / kOldColumns, column = i % kOldColumns;
-      const std::int64_t n = tile.first + row;
-      s.old[row][column] =
-          row >= tile.rows ? 0.f
-          : column < kStreams
-              ? to_float(static_cast<const Bf16*>(a.post)[n * kStreams + column])
-              : to_float(static_cast<const Bf16*>(a.res)[n * kStreams * kStreams + column - kStreams]);
-    }
-    __syncthreads();
-  }
-  load_streams(s, a, tile, slice);
+  const RowTile tile = row_tile(runs, static_cast<int>(blockIdx.x) / kCluster);
+  if (a.branch)
+    load_streams<true>(s, a, tile, slice);
+  else
+    load_streams<false>(s, a, tile, slice);
+  const int norm_group = args.norm_grouped ? tile.group : 0;
+  project(s, args.phi + static_cast<std::int64_t>(norm_group * kCluster + rank) * kSteps * kTiles * 32);
+  cluster.sync();
+  make_pre(s, a, tile, cluster);
   __syncthreads();
-  project(s, args.phi + static_cast<std::int64_t>(tile.group * kCluster + rank) * kSteps * kTiles * 32);
-  cluster.sync();
-  coefficients(s, a, tile, cluster);
 
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  uint4 mixed[kTasks];
-  float squares[4] = {};
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane % 4;
+  uint4 mixed[2][4];
+  mix(s, mixed);
 #pragma unroll
-  for (int task = 0; task < kTasks; ++task) {
-    const int local = task_row(task), row = 4 * warp + local;
-    float sum[8] = {};
+  for (int half = 0; half < 2; ++half)
 #pragma unroll
-    for (int j = 0; j < kStreams; ++j) {
-      float x[8];
-      unpack(*reinterpret_cast<const uint4*>(&s.x[j][row][task_chunk(task) * 8]), x);
+    for (int e = 0; e < 4; e += 2) {
+      float sum = 0;
 #pragma unroll
-      for (int e = 0; e < 8; ++e) sum[e] = fmaf(s.pre[row][j], x[e], sum[e]);
+      for (int i = 0; i < 8; ++i) {
+        const std::uint32_t word = word_of(mixed[half][e + i / 4], i % 4);
+        sum = fmaf(low_of(word), low_of(word), sum);
+        sum = fmaf(high_of(word), high_of(word), sum);
+      }
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      if (t == 0) s.warp_squares[warp][mixed_row(half, e, lane)] = sum;
     }
-    mixed[task] = pack(sum);
-    const float square = sum_of_squares(mixed[task]);
+  make_post_and_res(s, args, tile, cluster);
+  __syncthreads();
+  if (threadIdx.x < kRows) {
+    float sum = 0;
 #pragma unroll
-    for (int r = 0; r < 4; ++r) squares[r] += r == local ? square : 0.f;
+    for (int w = 0; w < kWarps; ++w) sum += s.warp_squares[w][threadIdx.x];
+    s.mixed_squares[threadIdx.x] = sum;
   }
-  store_row_sums(squares, s.mixed_squares);
+  // The columns' weights, pieces t and t + 4.
+  const int column = slice + warp * kBlock + t * 8;
+  float weight[2][8];
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const float4 v = __ldg(reinterpret_cast<const float4*>(
+          a.pre_weight + (args.pre_grouped ? tile.group * kWidth : 0) + column + i * 32 + k * 4));
+      weight[i][4 * k] = v.x + 1.0f, weight[i][4 * k + 1] = v.y + 1.0f;
+      weight[i][4 * k + 2] = v.z + 1.0f, weight[i][4 * k + 3] = v.w + 1.0f;
+    }
   cluster.sync();
-  // Lane: part lane % 8 of the warp's row lane / 8.
-  float total = *cluster.map_shared_rank(&s.mixed_squares[4 * warp + lane / 8], lane % 8);
+  float total = 0;  // of row `lane`
+#pragma unroll
+  for (int i = 0; i < kCluster; ++i) total += *cluster.map_shared_rank(&s.mixed_squares[lane], i);
   auto arrival = cluster.barrier_arrive();
-#pragma unroll
-  for (int step = 4; step > 0; step /= 2) total += __shfl_xor_sync(~0u, total, step);
   const float scale = 1.0f / sqrtf(total / static_cast<float>(kWidth) + a.pre_eps);
+  Bf16* out = static_cast<Bf16*>(a.out) + (tile.first + lane / 4) * kWidth + column;
 #pragma unroll
-  for (int task = 0; task < kTasks; ++task) {
-    const int local = task_row(task), row = 4 * warp + local;
-    const float row_scale = __shfl_sync(~0u, scale, 8 * local);
-    if (row >= tile.rows) continue;
-    const std::int64_t n = tile.first + row;
-    const int column = slice + task_chunk(task) * 8;
-    const float4* weight = reinterpret_cast<const float4*>(
-        a.pre_weight + static_cast<std::int64_t>(pre_runs.of(n)) * kWidth + column);
-    const float4 low = __ldg(weight), high = __ldg(weight + 1);
-    const float w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-    float x[8];
-    unpack(mixed[task], x);
+  for (int half = 0; half < 2; ++half)
 #pragma unroll
-    for (int e = 0; e < 8; ++e) x[e] *= row_scale * (w[e] + 1.0f);
-    *reinterpret_cast<uint4*>(static_cast<Bf16*>(a.out) + n * kWidth + column) = pack(x);
-  }
+    for (int e = 0; e < 4; ++e) {
+      const int row = mixed_row(half, e, lane);
+      const float row_scale = __shfl_sync(~0u, scale, row);
+      const auto scaled = [&](int i) {
+        const std::uint32_t word = word_of(mixed[half][e], i);
+        return pack_pair(low_of(word) * row_scale * weight[e % 2][2 * i],
+                         high_of(word) * row_scale * weight[e % 2][2 * i + 1]);
+      };
+      const uint4 v = make_uint4(scaled(0), scaled(1), scaled(2), scaled(3));
+      if (row < tile.rows) *reinterpret_cast<uint4*>(out + (half * 16 + e / 2 * 8) * kWidth + e % 2 * 32) = v;
+    }
   cluster.barrier_wait(std::move(arrival));  // the others may still read this block's sums
 #endif
+}
+
+/// h_res of a row from its logits, a thread a row.
+__global__ void sinkhorn_kernel(const float4* logits, uint4* res, std::int64_t rows) {
+  const std::int64_t n = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (n >= rows) return;
+  float v[kStreams * kStreams];
+#pragma unroll
+  for (int i = 0; i < kStreams; ++i) {
+    const float4 row = logits[n * kStreams + i];
+    v[4 * i] = row.x, v[4 * i + 1] = row.y, v[4 * i + 2] = row.z, v[4 * i + 3] = row.w;
+  }
+  sinkhorn(v, kStreams);
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+    res[n * 2 + i] = make_uint4(pack_pair(v[8 * i], v[8 * i + 1]), pack_pair(v[8 * i + 2], v[8 * i + 3]),
+                                pack_pair(v[8 * i + 4], v[8 * i + 5]), pack_pair(v[8 * i + 6], v[8 * i + 7]));
 }
 
 /// phi·(1 + norm weight) in the order of the tensor cores' A operand: a thread packs a lane's 16 bytes.
@@ -387,23 +493,31 @@ bool mhc_sm90_takes(const MhcArgs& a, DType dtype) {
   const auto aligned = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; };
   return dtype == DType::bf16 && a.streams_count == kStreams && a.width == kWidth &&
          a.branch_pitch % 8 == 0 && aligned(a.streams) && aligned(a.branch) && aligned(a.out) &&
-         aligned(a.pre_weight) && cudaGetDevice(&device) == cudaSuccess &&
+         aligned(a.pre_weight) && aligned(a.res) && cudaGetDevice(&device) == cudaSuccess &&
          cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
          major == 9;
 }
 
-std::int64_t mhc_sm90_scratch(int norm_groups) {
-  return std::int64_t{16} * norm_groups * kCluster * kSteps * kTiles * 32;
+namespace {
+std::int64_t phi_pieces(int norm_groups) {
+  return std::int64_t{norm_groups} * kCluster * kSteps * kTiles * 32;
+}
+}  // namespace
+
+std::int64_t mhc_sm90_scratch(int norm_groups, std::int64_t rows) {
+  return std::int64_t{sizeof(uint4)} * phi_pieces(norm_groups) +
+         std::int64_t{sizeof(float)} * rows * kStreams * kStreams;
 }
 
-void mhc_site_sm90(const MhcArgs& args, int norm_groups, const RowGroups& norm_runs,
-                   const RowGroups& pre_runs, void* scratch, cudaStream_t stream) {
-  const int pieces = static_cast<int>(mhc_sm90_scratch(norm_groups) / 16);
+void mhc_site_sm90(const MhcArgs& args, int norm_groups, int pre_groups, const RowGroups& runs, void* scratch,
+                   cudaStream_t stream) {
+  const int pieces = static_cast<int>(phi_pieces(norm_groups));
   auto* packed = static_cast<uint4*>(scratch);
+  auto* res_logits = reinterpret_cast<float*>(packed + pieces);
   pack_phi_kernel<<<(pieces + 255) / 256, 256, 0, stream>>>(args.phi, args.norm_weight, packed, pieces);
   int tiles = 0;
-  for (int i = 0, begin = 0; i < norm_runs.count; begin = norm_runs.end[i++])
-    tiles += (norm_runs.end[i] - begin + kRows - 1) / kRows;
+  for (int i = 0, begin = 0; i < runs.count; begin = runs.end[i++])
+    tiles += (runs.end[i] - begin + kRows - 1) / kRows;
   check_cuda(cudaFuncSetAttribute(mhc_site_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   static_cast<int>(sizeof(Shared))),
              "mhc_site");
@@ -417,8 +531,11 @@ void mhc_site_sm90(const MhcArgs& args, int norm_groups, const RowGroups& norm_r
   config.stream = stream;
   config.attrs = &cluster;
   config.numAttrs = 1;
-  check_cuda(cudaLaunchKernelEx(&config, mhc_site_kernel, SiteArgs{args, packed}, norm_runs, pre_runs),
+  check_cuda(cudaLaunchKernelEx(&config, mhc_site_kernel,
+                                SiteArgs{args, norm_groups > 1, pre_groups > 1, packed, res_logits}, runs),
              "mhc_site");
+  sinkhorn_kernel<<<static_cast<unsigned>((args.rows + 127) / 128), 128, 0, stream>>>(
+      reinterpret_cast<const float4*>(res_logits), static_cast<uint4*>(args.res), args.rows);
   check_launch("mhc_site");
 }
 
