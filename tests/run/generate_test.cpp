@@ -15,6 +15,7 @@
 #include "run/batch.h"
 #include "run/inventory.h"
 #include "run/tiny_root.h"
+#include "support/backend.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"
 
@@ -52,7 +53,7 @@ class Generate : public testing::Test {
               std::optional<fs::path> latents = {}) const {
     Progress progress;
     const auto tasks = make_variants(1, {request, path(output), std::move(latents)}, root.defaults());
-    const Report report = generate(root, tasks, progress).at(0);
+    const Report report = generate(root, tasks, progress, {test_device()}).at(0);
     EXPECT_EQ(report.error, "");
     return report;
   }
@@ -134,7 +135,8 @@ TEST_F(Generate, MetadataMakesTheSameClipAgain) {
   Progress progress;
   const auto tasks = make_variants(1, {again, path("third.mp4"), {}}, root().defaults());
   const CheckpointRoot checkpoint = root();
-  EXPECT_NE(generate(checkpoint, tasks, progress).at(0).error.find("another picture"), std::string::npos);
+  EXPECT_NE(generate(checkpoint, tasks, progress, {test_device()}).at(0).error.find("another picture"),
+            std::string::npos);
   EXPECT_FALSE(fs::exists(path("third.mp4")));
 }
 
@@ -156,8 +158,9 @@ TEST_F(Generate, InABatchAsAlone) {
   const fs::path file = directory_.write("batch.json", entries.dump(1));
   const CheckpointRoot checkpoint = root();
   Progress progress;
-  const auto reports = generate(
-      checkpoint, read_batch(file, {small(), path("clip.mp4"), {}}, checkpoint.defaults()), progress);
+  const auto reports =
+      generate(checkpoint, read_batch(file, {small(), path("clip.mp4"), {}}, checkpoint.defaults()), progress,
+               {test_device()});
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(reports.at(i).error, "");
     EXPECT_TRUE(same_bytes(path(fmt::format("alone{}.mp4", i)), path(fmt::format("batch{}.mp4", i)))) << i;
@@ -192,6 +195,7 @@ TEST_F(Generate, MemoryFollowsTheLargestStage) {
 #ifdef __SANITIZE_ADDRESS__
   GTEST_SKIP() << "the sanitizer's own memory counts as resident";
 #endif
+  if (tests_on_cuda()) GTEST_SKIP() << "resident memory says nothing about a GPU's";
   const CheckpointRoot checkpoint = root();
   std::map<std::string, std::size_t> weights;
   for (const PartInventory& part : take_inventory(checkpoint)) weights[part.name] = part.bytes;

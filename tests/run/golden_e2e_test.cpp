@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The whole pipeline against the reference, from the prompt's text to frames and sound, f32.
+// The whole pipeline against the reference, from the prompt's text to frames and sound, f32. On the CPU, or
+// where MAGI2_TEST_DEVICE says (support/backend.h).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +10,8 @@
 #include <vector>
 
 #include "run/pipeline.h"
+#include "support/backend.h"
+#include "support/compare.h"
 #include "support/golden.h"
 #include "support/golden_text.h"
 
@@ -50,17 +53,6 @@ Request case_request(const GoldenCase& c, const GoldenCase& text, const Checkpoi
   return Request::from_json(j, root.defaults(), "golden");
 }
 
-/// At least 99 % of the values within 2 levels.
-void expect_frames(const char* name, const Tensor& got, const Tensor& want) {
-  ASSERT_EQ(got.shape(), want.shape()) << name;
-  std::int64_t near = 0;
-  for (std::int64_t i = 0; i < got.numel(); ++i)
-    near += std::abs(int{got.data<std::uint8_t>()[i]} - int{want.data<std::uint8_t>()[i]}) <= 2;
-  const double share = static_cast<double>(near) / static_cast<double>(got.numel());
-  std::printf("%s: %.4f %% within 2 levels (at least 99 %%)\n", name, 100 * share);
-  EXPECT_GE(share, 0.99) << name;
-}
-
 /// Every `stride`-th frame of a decoded latent; `total` counts all of them.
 Tensor decode(Pipeline& pipeline, const Request& request, const Tensor& latent, std::int64_t stride,
               std::int64_t& total) {
@@ -87,7 +79,7 @@ TEST_P(EndToEnd, PromptToFramesAndSound) {
   const CheckpointRoot root(golden_model(), std::nullopt);
   const Request request = case_request(c, text_case, root, GetParam() == "i2v");
   Progress progress;
-  Pipeline pipeline(root, progress);
+  Pipeline pipeline(root, progress, {test_device()});
 
   const std::vector<Tensor> images = pipeline.encode_images(request);
   if (c.has("image_latent"))

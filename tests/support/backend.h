@@ -15,6 +15,10 @@ inline bool tests_on_cuda() {
   return chosen && std::string(chosen) == "cuda";
 }
 
+inline Device test_device() {
+  return tests_on_cuda() ? Device{Device::Kind::cuda, 0} : Device{};
+}
+
 /// Scratch memory for a golden test. On the host every new tensor is full of NaN.
 inline Arena test_arena(std::size_t bytes = std::size_t{4} << 30) {
   if (tests_on_cuda()) return make_cuda_arena(0, bytes);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How bf16 results are judged: by their distance to f32, in units of the reference's own bf16 distance.
+// How bf16 results are judged: by their distance to f32, in units of the reference's own bf16 distance. And
+// frames.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -40,6 +41,17 @@ inline void expect_bf16_distance(const std::string& name, const Tensor& got, con
       name.c_str(), relative_l2(ours, exact), l2, limit, row);
   EXPECT_TRUE(l2 <= limit) << name;
   EXPECT_TRUE(row <= 1.25) << name;
+}
+
+/// At least 99 % of the values within 2 levels.
+inline void expect_frames(const char* name, const Tensor& got, const Tensor& want) {
+  ASSERT_EQ(got.shape(), want.shape()) << name;
+  std::int64_t near = 0;
+  for (std::int64_t i = 0; i < got.numel(); ++i)
+    near += std::abs(int{got.data<std::uint8_t>()[i]} - int{want.data<std::uint8_t>()[i]}) <= 2;
+  const double share = static_cast<double>(near) / static_cast<double>(got.numel());
+  std::printf("%s: %.4f %% within 2 levels (at least 99 %%)\n", name, 100 * share);
+  EXPECT_GE(share, 0.99) << name;
 }
 
 }  // namespace magi
