@@ -2,7 +2,8 @@
 # make         build/magi2 (with CUDA only where a GPU is visible)
 # make demo    a tiny model and three ten-second clips with sound (from text, from an image, refined), in demo/
 # make test    every test, golden data included
-# make cuda    build with CUDA for ARCHS (default 90a)
+# make cuda    build with CUDA for ARCHS (default 90a; several: "80;90a"); what FFmpeg or oneDNN are needed for is left out
+#              where they are missing
 # make asan    the tests under AddressSanitizer and UndefinedBehaviorSanitizer
 # make tsan    the server's tests under ThreadSanitizer
 # make bench   CPU operations beside oneDNN
@@ -14,12 +15,17 @@ JOBS     ?= $(shell nproc)
 ARCHS    ?= 90a
 CMAKE    ?= cmake
 GPU      := $(shell nvidia-smi -L 2>/dev/null | grep -c GPU)
-CUDA     ?= $(if $(filter-out 0,$(GPU)),$(if $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null),ON,OFF),OFF)
+CUDA     ?= $(if $(filter-out 0,$(GPU)),$(if $(NVCC),ON,OFF),OFF)
 
 # Threads that wait must not spin when several tests share the cores.
 export OMP_WAIT_POLICY = passive
 
 PACKAGES := $(shell sed 's/\#.*//' packages.txt)
+
+# The CUDA build goes with what a GPU machine has: the toolkit, a compiler and header-only libraries.
+NVCC     ?= $(firstword $(shell command -v nvcc || ls /usr/local/cuda*/bin/nvcc 2>/dev/null))
+MEDIA     = $(if $(and $(wildcard /usr/include/CLI/CLI.hpp),$(shell pkg-config --exists libavformat libswscale oniguruma libutf8proc libcurl libcrypto libmicrohttpd sqlite3 2>/dev/null && echo y)),ON,OFF)
+ONEDNN    = $(if $(wildcard /usr/include/dnnl.hpp /usr/include/oneapi/dnnl/dnnl.hpp),ON,OFF)
 
 .PHONY: all packages npm browser configure build demo test asan tsan cuda bench clean
 
@@ -55,13 +61,15 @@ browser:
 	}
 
 $(BUILD)/build.ninja: | packages
-	$(CMAKE) -S . -B $(BUILD) -G Ninja -DMAGI2_CUDA=$(CUDA) $(CMAKE_ARGS)
+	$(CMAKE) -S . -B $(BUILD) -G Ninja -DMAGI2_CUDA=$(CUDA) $(if $(filter ON,$(CUDA)),-DCMAKE_CUDA_COMPILER=$(NVCC)) $(CMAKE_ARGS)
 
 build: packages $(BUILD)/build.ninja
 	$(CMAKE) --build $(BUILD) -j $(JOBS) --target magi2
 
-cuda: packages
-	$(CMAKE) -S . -B build-cuda -G Ninja -DMAGI2_CUDA=ON -DARCHS="$(ARCHS)" $(CMAKE_ARGS)
+cuda:
+	@[ -n "$(NVCC)" ] || { echo "make cuda: no nvcc; install the CUDA toolkit (12.8 or newer), or say NVCC=/path/to/nvcc"; exit 1; }
+	$(CMAKE) -S . -B build-cuda -G Ninja -DMAGI2_CUDA=ON -DARCHS="$(ARCHS)" -DCMAKE_CUDA_COMPILER=$(NVCC) \
+	  -DMAGI2_MEDIA=$(MEDIA) -DMAGI2_ONEDNN=$(ONEDNN) $(CMAKE_ARGS)
 	$(CMAKE) --build build-cuda -j $(JOBS)
 
 demo: build

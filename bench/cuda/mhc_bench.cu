@@ -53,7 +53,7 @@ void time_site(std::int64_t rows, int repeats) {
   Bf16* out = array<Bf16>(rows * kWidth);
   a.out = out;
   void* scratch = nullptr;
-  check_cuda(cudaMalloc(&scratch, magi::cuda::mhc_sm90_scratch(kGroups, rows)), "allocate");
+  check_cuda(cudaMalloc(&scratch, magi::cuda::mhc_sm90_scratch(magi::DType::bf16, {rows, 4, 3072}, kGroups)), "allocate");
   const auto runs = magi::cuda::row_groups(segments_of(rows), kGroups, rows);
   std::vector<cudaEvent_t> events(repeats + 1);
   for (auto& e : events) cudaEventCreate(&e);

@@ -36,15 +36,6 @@ void check_options(const BenchOptions& o) {
   require(o.distinct > 0, "bench: {} distinct layers, expected at least 1", o.distinct);
 }
 
-std::uint64_t fnv1a(const std::vector<Tensor>& tensors) {
-  std::uint64_t hash = 14695981039346656037u;
-  for (const Tensor& tensor : tensors) {
-    const auto* bytes = static_cast<const unsigned char*>(tensor.raw());
-    for (std::size_t i = 0; i < tensor.bytes(); ++i) hash = (hash ^ bytes[i]) * 1099511628211u;
-  }
-  return hash;
-}
-
 void require_finite_result(const std::vector<Tensor>& tensors) {
   for (const Tensor& tensor : tensors)
     if (tensor.dtype() == DType::f32)
@@ -71,6 +62,15 @@ std::string weights_text(const BenchOptions& o) {
 }
 
 }  // namespace
+
+std::string fnv1a(const std::vector<Tensor>& result) {
+  std::uint64_t hash = 14695981039346656037u;
+  for (const Tensor& tensor : result) {
+    const auto* bytes = static_cast<const unsigned char*>(tensor.raw());
+    for (std::size_t i = 0; i < tensor.bytes(); ++i) hash = (hash ^ bytes[i]) * 1099511628211u;
+  }
+  return fmt::format("fnv1a:{:016x}", hash);
+}
 
 BenchModel bench_model(std::string_view name) {
   const auto found = std::find(kModels.begin(), kModels.end(), name);
@@ -104,6 +104,7 @@ ClipSize clip_size(const BenchOptions& o) {
 
 BenchResult run_bench(const BenchOptions& options, Progress& progress) {
   check_options(options);
+  if (options.trace) const AtomicFile writable(*options.trace);
   BenchResult result;
   Backend backend(options.device);
   progress.stage("weights", 1);
@@ -123,7 +124,7 @@ BenchResult run_bench(const BenchOptions& options, Progress& progress) {
   const std::vector<double> counted(result.seconds.begin() + kDroppedSteps, result.seconds.end());
   result.mean = std::accumulate(counted.begin(), counted.end(), 0.0) / static_cast<double>(counted.size());
   result.median = median(counted);
-  result.checksum = fnv1a(last);
+  result.digest = options.digest(last);
 
   if (options.operations || options.trace) {
     progress.stage("profiled step", 1);
@@ -148,7 +149,7 @@ nlohmann::json to_json(const BenchOptions& o, const BenchResult& r) {
                    {"dropped_steps", kDroppedSteps},
                    {"mean_seconds", r.mean},
                    {"median_seconds", r.median},
-                   {"checksum", fmt::format("fnv1a:{:016x}", r.checksum)},
+                   {"digest", r.digest},
                    {"load_seconds", r.load_seconds},
                    {"scratch_bytes", r.scratch_bytes}};
   if (!o.weights) j["distinct_layers"] = o.distinct;
@@ -174,8 +175,8 @@ std::string to_text(const BenchOptions& o, const BenchResult& r) {
   for (std::size_t i = 0; i < r.seconds.size(); ++i)
     text += fmt::format("step {:<3} {:>10.4f} s{}\n", i + 1, r.seconds[i],
                         static_cast<std::int64_t>(i) < kDroppedSteps ? "  (does not count)" : "");
-  text += fmt::format("mean {:.4f} s, median {:.4f} s; scratch {:.2f} GB; result fnv1a:{:016x}\n", r.mean,
-                      r.median, static_cast<double>(r.scratch_bytes) / 1e9, r.checksum);
+  text += fmt::format("mean {:.4f} s, median {:.4f} s; scratch {:.2f} GB; result {}\n", r.mean, r.median,
+                      static_cast<double>(r.scratch_bytes) / 1e9, r.digest);
   if (r.profile && o.operations)
     text += fmt::format("\none more step, each operation timed: {:.2f} ms\n{}", r.profile->milliseconds,
                         table_of(*r.profile));

@@ -26,6 +26,10 @@ enum class BenchModel : std::uint8_t { preview, refiner, text, turbo, audio };
 BenchModel bench_model(std::string_view name);
 std::string_view name_of(BenchModel model);
 
+/// What tells two results apart: "name:hexadecimal digits".
+using Digest = std::string (*)(const std::vector<Tensor>& result);
+std::string fnv1a(const std::vector<Tensor>& result);
+
 struct BenchOptions {
   BenchModel model = BenchModel::preview;
   Device device;
@@ -42,6 +46,7 @@ struct BenchOptions {
   double seconds = 10;
   std::optional<std::int64_t> text_tokens;  ///< without: 2500 for the text encoder, else 429
   std::int64_t steps = 5;
+  Digest digest = fnv1a;  ///< of the last step's result; SHA-256 where OpenSSL is at hand
 
   bool operations = false;                     ///< one more step, with every operation timed
   std::optional<std::filesystem::path> trace;  ///< the same step as a Chrome trace
@@ -60,7 +65,7 @@ ClipSize clip_size(const BenchOptions& options);
 struct BenchResult {
   std::vector<double> seconds;  ///< of every step, the dropped ones too
   double mean = 0, median = 0;  ///< of those that count
-  std::uint64_t checksum = 0;   ///< FNV-1a over the bytes of the last step's result
+  std::string digest;           ///< of the last step's result
   double load_seconds = 0;
   std::size_t scratch_bytes = 0;  ///< highest use of the arena
   nlohmann::json sizes;           ///< of the problem

@@ -16,9 +16,10 @@ constexpr double kShown = 0.005;  // a shape's share of the profile, to get a li
 
 template <typename KeyOf>
 std::vector<OpTotal> totals(const Profile& profile, KeyOf key_of) {
-  std::map<decltype(key_of(OpSpan{})), OpTotal> by_key;
+  std::map<decltype(key_of(OpSpan{})), std::pair<OpTotal, std::vector<double>>> by_key;
   for (const OpSpan& span : profile.spans) {
-    OpTotal& total = by_key[key_of(span)];
+    auto& [total, durations] = by_key[key_of(span)];
+    durations.push_back(span.duration);
     total.name = span.name;
     ++total.count;
     total.flops += span.flops;
@@ -26,7 +27,10 @@ std::vector<OpTotal> totals(const Profile& profile, KeyOf key_of) {
     total.milliseconds += span.duration;
   }
   std::vector<OpTotal> list;
-  for (auto& [key, total] : by_key) {
+  for (auto& [key, entry] : by_key) {
+    auto& [total, durations] = entry;
+    std::nth_element(durations.begin(), durations.begin() + std::ssize(durations) / 2, durations.end());
+    total.median = durations[durations.size() / 2];
     total.share = profile.milliseconds > 0 ? total.milliseconds / profile.milliseconds : 0;
     list.push_back(std::move(total));
   }
@@ -35,17 +39,21 @@ std::vector<OpTotal> totals(const Profile& profile, KeyOf key_of) {
   return list;
 }
 
+/// Of `amount` in the time of all calls, in 10⁹ a second.
+double giga_per_second(double amount, const OpTotal& t) {
+  return t.milliseconds > 0 ? amount / t.milliseconds / 1e6 : 0;
+}
+
 std::string rate(const OpTotal& t) {
-  const double seconds = t.milliseconds / 1e3;
-  if (seconds <= 0 || t.count == 0) return "";
+  if (t.milliseconds <= 0 || t.count == 0) return "";
   // An operation is shown by what could bound it: few flops a byte mean memory.
-  if (t.flops > 16 * t.bytes) return fmt::format("{:.3g} TFLOP/s", t.flops / seconds / 1e12);
-  return fmt::format("{:.3g} GB/s", t.bytes / seconds / 1e9);
+  if (t.flops > 16 * t.bytes) return fmt::format("{:.3g} TFLOP/s", giga_per_second(t.flops, t) / 1e3);
+  return fmt::format("{:.3g} GB/s", giga_per_second(t.bytes, t));
 }
 
 std::string line(const std::string& name, const OpTotal& t) {
-  return fmt::format("{:<24} {:>6} {:>10.2f} ms {:>6.1f} %  {}\n", name, t.count, t.milliseconds,
-                     100 * t.share, rate(t));
+  return fmt::format("{:<24} {:>6} {:>10.2f} ms {:>9.3f} ms {:>6.1f} %  {}\n", name, t.count, t.milliseconds,
+                     t.median, 100 * t.share, rate(t));
 }
 
 }  // namespace
@@ -84,7 +92,7 @@ Profile OpProfiler::finish() {
 
 std::vector<OpTotal> totals_by_operation(const Profile& profile) {
   std::vector<OpTotal> list = totals(profile, [](const OpSpan& s) { return s.name; });
-  OpTotal rest{kBetween, 0, 0, 0, profile.milliseconds, 0};
+  OpTotal rest{kBetween, 0, 0, 0, profile.milliseconds, 0, 0};
   for (const OpTotal& t : list) rest.milliseconds -= t.milliseconds;
   rest.share = profile.milliseconds > 0 ? rest.milliseconds / profile.milliseconds : 1;
   list.push_back(rest);
@@ -97,7 +105,8 @@ std::vector<OpTotal> totals_by_cost(const Profile& profile) {
 
 std::string table_of(const Profile& profile) {
   const std::vector<OpTotal> shapes = totals_by_cost(profile);
-  std::string table = fmt::format("{:<24} {:>6} {:>13} {:>8}\n", "operation", "calls", "time", "share");
+  std::string table =
+      fmt::format("{:<24} {:>6} {:>13} {:>12} {:>8}\n", "operation", "calls", "time", "median call", "share");
   for (const OpTotal& total : totals_by_operation(profile)) {
     table += line(total.name, total);
     for (const OpTotal& shape : shapes)
@@ -116,9 +125,12 @@ nlohmann::json json_of(const std::vector<OpTotal>& totals) {
     list.push_back({{"name", t.name},
                     {"count", t.count},
                     {"ms", t.milliseconds},
+                    {"median_ms", t.median},
                     {"share", t.share},
                     {"flops", t.flops},
-                    {"bytes", t.bytes}});
+                    {"bytes", t.bytes},
+                    {"tflops", giga_per_second(t.flops, t) / 1e3},
+                    {"gb_per_s", giga_per_second(t.bytes, t)}});
   return list;
 }
 

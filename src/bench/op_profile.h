@@ -29,7 +29,8 @@ struct OpTotal {
   std::string name;
   std::int64_t count = 0;
   double flops = 0, bytes = 0, milliseconds = 0;
-  double share = 0;  ///< of the profile, 0…1
+  double median = 0;  ///< milliseconds of a call
+  double share = 0;   ///< of the profile, 0…1
 };
 
 /// Observes an Ops while it lives.

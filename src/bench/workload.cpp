@@ -59,7 +59,7 @@ Workload preview_workload(Ops& ops, const BenchOptions& o, Progress& progress) {
   config.expert_format = o.experts;
   std::shared_ptr<const Preview> model =
       o.weights ? load_preview(ops, *open_checkpoint(*o.weights), config, o.dtype)
-                : synthetic_preview(ops, config, o.dtype, o.distinct);
+                : synthetic_preview(ops, RandomStore(), config, o.dtype, {o.distinct});
   const ClipSize clip = clip_size(o);
   const LatentGrid grid{clip.latents, clip.height / 16, clip.width / 16};
   NoiseGenerator noise(kSeed);
@@ -87,7 +87,7 @@ Workload refiner_workload(Ops& ops, const BenchOptions& o, Progress& progress) {
   const auto config = RefinerConfig::from(config_or_release(o, nlohmann::json::object()));
   std::shared_ptr<const Refiner> model =
       o.weights ? load_refiner(ops, *open_checkpoint(*o.weights), config, o.dtype)
-                : synthetic_refiner(ops, config, o.dtype, o.distinct);
+                : synthetic_refiner(ops, RandomStore(), config, o.dtype, {o.distinct});
   const ClipSize clip = clip_size(o);
   const LatentGrid grid{clip.latents, clip.height / 16, clip.width / 16};
   NoiseGenerator noise(kSeed);
@@ -113,7 +113,7 @@ Workload text_workload(Ops& ops, const BenchOptions& o) {
   const auto config = TextEncoderConfig::from(config_or_release(o, nlohmann::json::object()));
   std::shared_ptr<const TextEncoder> model =
       o.weights ? load_text_encoder(ops, *with_plain_matrices(open_checkpoint(*o.weights)), config, o.dtype)
-                : synthetic_text_encoder(ops, config, o.dtype, o.distinct);
+                : synthetic_text_encoder(ops, RandomStore(), config, o.dtype, {o.distinct});
   std::vector<std::int32_t> ids;
   for (std::int64_t i = 0; i < text_tokens(o); ++i)
     ids.push_back(static_cast<std::int32_t>(i * 7919 % config.vocabulary));

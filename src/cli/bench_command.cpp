@@ -7,15 +7,18 @@
 #include "bench/bench.h"
 #include "cli/commands.h"
 #include "cli/progress_bar.h"
+#include "io/atomic_file.h"
 #include "ops/devices.h"
 #include "run/components.h"
+#include "run/compute_device.h"
+#include "run/report.h"
 
 namespace magi {
 namespace {
 
 struct BenchArguments {
   BenchOptions options;
-  std::string model = "preview", device = "cpu", dtype = "bf16";
+  std::string model = "preview", device, dtype = "bf16";
   std::string root, config, trace, json, experts;
   bool synthetic = false;
   int threads = 0;
@@ -44,12 +47,19 @@ void use_root(BenchOptions& o, const CheckpointRoot& root) {
   }
 }
 
+std::string sha256(const std::vector<Tensor>& result) {
+  Sha256 sha;
+  for (const Tensor& tensor : result) sha.add(tensor);
+  return "sha256:" + sha.hex();
+}
+
 void run(BenchArguments& a) {
   require(a.synthetic != !a.root.empty(),
           "bench: say what to run: --synthetic for random weights, or -m ROOT for a checkpoint's");
   BenchOptions& o = a.options;
   o.model = bench_model(a.model);
-  o.device = parse_device(a.device);
+  o.device = a.device.empty() ? default_device() : parse_device(a.device);
+  o.digest = sha256;
   o.dtype = a.dtype == "f32" ? DType::f32 : DType::bf16;
   if (!a.experts.empty()) o.experts = expert_format(a.experts);
   if (!a.trace.empty()) o.trace = a.trace;
@@ -60,6 +70,7 @@ void run(BenchArguments& a) {
   else if (config)
     o.config = ConfigNode(load_config(*config, ""), a.config);
 
+  if (!a.json.empty()) const AtomicFile writable(a.json);  // known before the work
   ProgressBar progress;
   const InterruptGuard guard(progress);
   const BenchResult result = run_bench(o, progress);
@@ -88,7 +99,7 @@ void add_bench_command(CLI::App& app, Work& work) {
   c.add_option("--seconds", o.seconds, "Length of the clip")->capture_default_str();
   c.add_option("--text-tokens", o.text_tokens, "Of the prompt (default: 429; text encoder 2500)");
   c.add_option("--steps", o.steps, "Steps to run; the first two do not count")->capture_default_str();
-  c.add_option("--device", a->device, "cpu, cuda or cuda:i")->capture_default_str();
+  c.add_option("--device", a->device, "cpu, cuda or cuda:N (default: the first GPU, else the CPU)");
   c.add_option("--dtype", a->dtype, "Arithmetic")
       ->check(CLI::IsMember({"f32", "bf16"}))
       ->capture_default_str();

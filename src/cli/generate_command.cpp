@@ -25,6 +25,7 @@ struct GenerateArguments {
   std::string stats;
   std::string latents;
   EngineArguments engine;
+  std::string trace;
   bool no_audio = false;
   EnhanceArguments enhance;
   nlohmann::json request = nlohmann::json::object();  ///< only what was given
@@ -70,7 +71,11 @@ void run_generate(GenerateArguments& a) {
   std::optional<AtomicFile> stats;  // opened before the work
   if (!a.stats.empty()) stats.emplace(a.stats);
 
-  const EngineOptions engine = a.engine.options();
+  EngineOptions engine = a.engine.options();
+  if (!a.trace.empty()) {
+    const AtomicFile writable(a.trace);  // known before the work
+    engine.trace = a.trace;
+  }
 
   ProgressBar progress;
   const InterruptGuard guard(progress);
@@ -138,6 +143,7 @@ void add_generate_command(CLI::App& app, Work& work) {
   c.add_flag("--no-audio", a->no_audio, "No sound track");
   c.add_option("--save-latents", a->latents, "Directory for the latents, as safetensors");
   c.add_option("--stats", a->stats, "Write times, memory, steps and hashes as JSON");
+  c.add_option("--profile", a->trace, "Write a denoising step as a Chrome trace (ui.perfetto.dev shows it)");
   c.callback([a, &work] { work = [a] { run_generate(*a); }; });
 }
 

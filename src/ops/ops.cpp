@@ -89,10 +89,30 @@ std::shared_ptr<std::byte> Ops::host_memory(std::size_t bytes) {
   return {memory, static_cast<std::byte*>(memory->raw())};
 }
 
-void Ops::run(const OpCost& cost, const std::function<void()>& implementation) {
+void Ops::run(const OpCost& cost, const std::function<void()>& implementation, std::int64_t scratch_bytes) {
+  Tensor scratch = scratch_bytes > 0 ? arena_->alloc(DType::u8, {scratch_bytes}) : Tensor();
+  scratch_ = scratch.raw();
   if (observer_) observer_->begin(cost);
   if (!arena_->counts_only()) implementation();
   if (observer_) observer_->end();
+}
+
+// Backends that work with little of their own.
+std::int64_t Ops::linear_scratch(const Tensor&, const LinearWeight&, const Segments&, Epilogue,
+                                 const Tensor&) const {
+  return 0;
+}
+std::int64_t Ops::mhc_scratch(const Tensor&, const MhcWeight&) const {
+  return 0;
+}
+std::int64_t Ops::route_scratch(const Tensor&, const Tensor&, std::int64_t, std::int64_t) const {
+  return 0;
+}
+std::int64_t Ops::experts_scratch(const Tensor&, const Routing&, const ExpertWeight&) const {
+  return 0;
+}
+std::int64_t Ops::delta_rule_scratch(std::int64_t, std::int64_t, std::int64_t, std::int64_t) const {
+  return 0;
 }
 
 Tensor Ops::linear(const Tensor& x, const LinearWeight& w, const Segments& segments, DType out_dtype,
@@ -107,7 +127,9 @@ Tensor Ops::linear(const Tensor& x, const LinearWeight& w, const Segments& segme
   Tensor y = arena().alloc(out_dtype, {x.dim(0), gated ? w.out / 2 : w.out});
   const double flops =
       2.0 * static_cast<double>(x.dim(0)) * static_cast<double>(w.in) * static_cast<double>(w.out);
-  run({"linear", flops, checks::bytes({&x, &w.data, &y})}, [&] { do_linear(x, w, segments, epilogue, y); });
+  run(
+      {"linear", flops, checks::bytes({&x, &w.data, &y})}, [&] { do_linear(x, w, segments, epilogue, y); },
+      linear_scratch(x, w, segments, epilogue, y));
   return y;
 }
 
@@ -124,7 +146,9 @@ void Ops::linear_into(Tensor y, const Tensor& x, const LinearWeight& w) {
   checks::work_dtype("linear_into", "y", y);
   const double flops =
       2.0 * static_cast<double>(x.dim(0)) * static_cast<double>(w.in) * static_cast<double>(w.out);
-  run({"linear", flops, checks::bytes({&x, &w.data, &y})}, [&] { do_linear(x, w, {}, Epilogue::none, y); });
+  run(
+      {"linear", flops, checks::bytes({&x, &w.data, &y})}, [&] { do_linear(x, w, {}, Epilogue::none, y); },
+      linear_scratch(x, w, {}, Epilogue::none, y));
 }
 
 Tensor Ops::rms_norm(const Tensor& x, const NormWeight& w, const Segments& segments, DType out_dtype) {
@@ -215,9 +239,10 @@ Tensor Ops::mhc_site(Tensor streams, const Tensor& branch, MhcCoefficients& stat
   }
   check_coefficients("mhc_site", state, dtype, n, s);
   Tensor y = arena().alloc(dtype, {n, d});
-  run({"mhc_site", 2.0 * static_cast<double>(n * s * d * (columns + s + 1)),
+  run(
+      {"mhc_site", 2.0 * static_cast<double>(n * s * d * (columns + s + 1)),
        checks::bytes({&streams, branch.defined() ? &streams : &branch, &branch, &y})},
-      [&] { do_mhc_site(streams, branch, state, w, pre_norm, segments, y); });
+      [&] { do_mhc_site(streams, branch, state, w, pre_norm, segments, y); }, mhc_scratch(streams, w));
   return y;
 }
 
@@ -348,8 +373,9 @@ Routing Ops::route(const Tensor& z, const Tensor& gate, const Tensor& bias, std:
           top_k, experts, std::min(experts, kMaxTopK));
   const Shape shape{z.dim(0), heads, top_k};
   Routing routing{arena().alloc(DType::i32, shape), arena().alloc(DType::f32, shape)};
-  run({"route", 2.0 * static_cast<double>(z.numel() * experts), checks::bytes({&z, &gate})},
-      [&] { do_route(z, gate, bias, heads, top_k, scale, routing); });
+  run(
+      {"route", 2.0 * static_cast<double>(z.numel() * experts), checks::bytes({&z, &gate})},
+      [&] { do_route(z, gate, bias, heads, top_k, scale, routing); }, route_scratch(z, gate, heads, top_k));
   return routing;
 }
 
@@ -369,8 +395,9 @@ Tensor Ops::experts(const Tensor& z, const Routing& routing, const ExpertWeight&
   Tensor y = arena().alloc(z.dtype(), z.shape());
   const double flops =
       6.0 * static_cast<double>(routing.index.numel()) * static_cast<double>(w.dim * w.hidden);
-  run({"experts", flops, checks::bytes({&z, &w.gate, &w.up, &w.down, &w.nvfp4, &y})},
-      [&] { do_experts(z, routing, w, y); });
+  run(
+      {"experts", flops, checks::bytes({&z, &w.gate, &w.up, &w.down, &w.nvfp4, &y})},
+      [&] { do_experts(z, routing, w, y); }, experts_scratch(z, routing, w));
   return y;
 }
 

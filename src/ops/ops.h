@@ -161,6 +161,12 @@ class Ops {
   void use_arena(Arena& arena) { arena_ = &arena; }
   void observe(OpObserver* observer) { observer_ = observer; }
   Device device() const { return arena_->device(); }
+  /// What the backend holds on its device outside of the arena: weights and uploaded tensors, now and at most
+  /// so far. A dry run counts as the real one would. On the host nobody counts: 0.
+  struct Held {
+    std::size_t bytes = 0, peak_bytes = 0;
+  };
+  virtual Held held() const { return {}; }
   /// Reads the host's clock, which is right for backends that work while they are called.
   virtual std::unique_ptr<OpClock> make_clock();
   /// The CUDA stream that everything goes through (a cudaStream_t), for transports of device memory; else
@@ -184,7 +190,7 @@ class Ops {
                                DType dtype) = 0;
   /// Host tensor → device memory that lives as long as the tensor (f32 stays f32, …). On the CPU: itself.
   virtual Tensor upload(const Tensor& host) = 0;
-  /// Device tensor → host memory; waits for the device.
+  /// Device tensor → host memory; waits for the device. Zeros under a counting arena.
   virtual Tensor download(const Tensor& device) = 0;
   /// The same into memory of tensor.bytes() at `host`.
   virtual void download_to(const Tensor& tensor, std::byte* host);
@@ -308,6 +314,19 @@ class Ops {
   Tensor tanh(const Tensor& x);
 
  protected:
+  // Bytes of scratch that a backend's implementation of an operation needs for the length of the call, beside
+  // the result. They are taken from the arena before the call, under a counting arena too: scratch() is where
+  // they are.
+  virtual std::int64_t linear_scratch(const Tensor& x, const LinearWeight& w, const Segments& segments,
+                                      Epilogue epilogue, const Tensor& y) const;
+  virtual std::int64_t mhc_scratch(const Tensor& streams, const MhcWeight& w) const;
+  virtual std::int64_t route_scratch(const Tensor& z, const Tensor& gate, std::int64_t heads,
+                                     std::int64_t top_k) const;
+  virtual std::int64_t experts_scratch(const Tensor& z, const Routing& routing, const ExpertWeight& w) const;
+  virtual std::int64_t delta_rule_scratch(std::int64_t rows, std::int64_t value_heads, std::int64_t key_dim,
+                                          std::int64_t value_dim) const;
+  void* scratch() { return scratch_; }
+
   virtual void do_linear(const Tensor& x, const LinearWeight& w, const Segments& segments, Epilogue epilogue,
                          Tensor& y) = 0;
   virtual void do_rms_norm(const Tensor& x, const NormWeight& w, const Segments& segments, Tensor& y) = 0;
@@ -352,11 +371,13 @@ class Ops {
   virtual void do_tanh(const Tensor& x, Tensor& y) = 0;
 
  private:
-  /// Calls the implementation between the observer's begin and end; not at all under a counting arena.
-  void run(const OpCost& cost, const std::function<void()>& implementation);
+  /// Takes the scratch and calls the implementation between the observer's begin and end; under a counting
+  /// arena the scratch is all.
+  void run(const OpCost& cost, const std::function<void()>& implementation, std::int64_t scratch_bytes = 0);
 
   Arena* arena_;
   OpObserver* observer_ = nullptr;
+  void* scratch_ = nullptr;
 };
 
 /// The CPU backend. Threads: OpenMP's current number.

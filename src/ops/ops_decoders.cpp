@@ -23,8 +23,8 @@ std::int64_t conv_length(const ConvWeight& w, const ConvOptions& o, std::size_t 
           dilation, front, back);
   constexpr std::int64_t kMost = std::int64_t{1} << 20;  // keeps the products below in range
   require(std::max({stride, dilation, kernel, front, back}) <= kMost && length <= kMost * kMost,
-          "conv: axis {}: length {}, kernel {}, stride {}, dilation {} or padding {} and {} beyond reason", axis,
-          length, kernel, stride, dilation, front, back);
+          "conv: axis {}: length {}, kernel {}, stride {}, dilation {} or padding {} and {} beyond reason",
+          axis, length, kernel, stride, dilation, front, back);
   const std::int64_t reach = dilation * (kernel - 1) + 1;
   const bool transposed = w.transposed && axis == 2;
   require(!w.transposed || axis == 2 || (kernel == 1 && stride == 1 && front == 0 && back == 0),
@@ -65,10 +65,13 @@ Tensor Ops::gated_delta_rule(const Tensor& qkv, const Tensor& decay_input, const
   checks::f32(op, "a_log", a_log, {value_heads});
   checks::f32(op, "dt_bias", dt_bias, {value_heads});
   Tensor y = arena().alloc(qkv.dtype(), {n, value_heads * value_dim});
-  run({op, 8.0 * static_cast<double>(n * value_heads * key_dim * value_dim), checks::bytes({&qkv, &y})}, [&] {
-    do_gated_delta_rule(qkv, decay_input, beta_input, a_log, dt_bias, key_heads, value_heads, key_dim,
-                        value_dim, y);
-  });
+  run(
+      {op, 8.0 * static_cast<double>(n * value_heads * key_dim * value_dim), checks::bytes({&qkv, &y})},
+      [&] {
+        do_gated_delta_rule(qkv, decay_input, beta_input, a_log, dt_bias, key_heads, value_heads, key_dim,
+                            value_dim, y);
+      },
+      delta_rule_scratch(n, value_heads, key_dim, value_dim));
   return y;
 }
 

@@ -9,7 +9,7 @@ namespace magi {
 /// The first CUDA device, else the CPU.
 Device default_device();
 
-/// Scratch memory for any stage. On a GPU a third of what is free: the rest is for a stage's weights.
-Arena scratch_arena(Device device);
+/// Scratch memory: of a GPU, `gpu_bytes`; of the host, address space for any stage.
+Arena scratch_arena(Device device, std::size_t gpu_bytes);
 
 }  // namespace magi

@@ -3,6 +3,9 @@
 // asks for is a Request.
 #pragma once
 
+#include <filesystem>
+#include <optional>
+
 #include "core/tensor.h"
 #include "model/expert_format.h"
 
@@ -14,6 +17,8 @@ struct EngineOptions {
   /// Loaded parts of the checkpoint stay as long as memory holds them, for an engine that makes clip after
   /// clip. Else one at a time: peak memory follows the largest.
   bool keep_parts = false;
+  /// A denoising step of the first clip as a Chrome trace, each operation with its time.
+  std::optional<std::filesystem::path> trace = {};
 };
 
 }  // namespace magi

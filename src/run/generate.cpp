@@ -193,6 +193,7 @@ class Batch {
             clip.task.output.string());
     const AtomicFile writable(clip.task.output);
     identify_images(clip.task.request);
+    pipeline_.require_room(clip.task.request);
   }
 
   void denoise(Clip& clip) {

@@ -5,13 +5,13 @@
 #include <string>
 #include <vector>
 
-#include "io/tensor_store.h"
+#include "run/zero_store.h"
 
 namespace magi {
 
 /// Answers every request with zeros of the expected shape, which take no memory, and notes what the real
 /// store could not have answered.
-class NotingStore final : public TensorStore {
+class NotingStore final : public ZeroStore {
  public:
   /// `problems` receives a line for each tensor that is missing, misshapen or unreadable.
   NotingStore(const TensorStore& real, std::vector<std::string>& problems);

@@ -3,8 +3,12 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
+#include <utility>
 
+#include "bench/op_profile.h"
 #include "core/log.h"
+#include "core/memory_ledger.h"
 #include "io/checkpoint.h"
 #include "media/image_reader.h"
 #include "media/image_resize.h"
@@ -27,6 +31,10 @@ namespace magi {
 namespace {
 
 constexpr std::size_t kKeptFeatures = 64;  // some 20 MB each
+constexpr std::int64_t kCell = 16;         // pixels
+constexpr std::size_t kLeastScratch = std::size_t{1} << 20;
+constexpr std::size_t kLibraries = std::size_t{3}
+                                   << 28;  // of a GPU's memory: cuBLASLt's workspace, kernels' code
 
 /// The released pipeline hands bf16 features and images to its models.
 Tensor rounded_to(DType dtype, const Tensor& values) {
@@ -76,14 +84,40 @@ struct RefinerPart {
   std::unique_ptr<Refiner> model;
 };
 
+/// Looks on at one step of a run, the third where there are so many (the first ones load kernels), and writes
+/// its trace.
+class StepTrace {
+ public:
+  StepTrace(Ops& ops, std::filesystem::path file, std::int64_t first, std::int64_t steps)
+      : ops_(ops), file_(std::move(file)), step_(std::min(first + kWarmSteps, steps - 1)) {
+    before(first);
+  }
+  void after(std::int64_t step) {
+    if (profiler_) write_trace(profiler_->finish(), fmt::format("denoising step {}", step), file_);
+    profiler_.reset();
+    before(step + 1);
+  }
+
+ private:
+  static constexpr std::int64_t kWarmSteps = 2;
+  void before(std::int64_t step) {
+    if (step == step_) profiler_.emplace(ops_);
+  }
+
+  Ops& ops_;
+  std::filesystem::path file_;
+  std::int64_t step_;
+  std::optional<OpProfiler> profiler_;
+};
+
 }  // namespace
 
 Pipeline::Pipeline(const CheckpointRoot& root, Progress& progress, const EngineOptions& options,
                    std::shared_ptr<PartCache> parts)
     : root_(root),
       progress_(&progress),
-      experts_(options.experts),
-      arena_(scratch_arena(options.device)),
+      options_(options),
+      arena_(scratch_arena(options.device, kLeastScratch)),
       ops_(make_ops(arena_)),
       parts_(parts ? std::move(parts) : std::make_shared<PartCache>(options.device, false)) {}
 
@@ -110,6 +144,7 @@ TextFeatures Pipeline::encode_text(const Request& request) {
   const std::string negative_text = request.negative_prompt.value_or(std::string(default_negative_prompt()));
   const Tokens negative = tokenize(part->tokenizer, negative_text, "negative prompt");
 
+  use_scratch(Stage::text, request, {std::ssize(prompt.ids), std::ssize(negative.ids), {}});
   if (part->features.size() >= kKeptFeatures) part->features.clear();
   const auto encode = [&](const std::string& key, const Tokens& tokens) {
     progress_->check();
@@ -148,6 +183,9 @@ std::vector<Tensor> Pipeline::encode_images(const Request& request) {
         request.dtype));
   const auto encoder = parts_->get<WanEncoder>(DType::f32, root_.wan_vae(),
                                                [&] { return WanEncoder::load(*ops_, root_.wan_vae()); });
+  StageSizes sizes;
+  for (const Tensor& video : videos) sizes.images.emplace_back(video.dim(-2) / kCell, video.dim(-1) / kCell);
+  use_scratch(Stage::images, request, sizes);
   progress_->stage("encode images", static_cast<std::int64_t>(videos.size()));
   for (const Tensor& video : videos) {
     progress_->check();
@@ -162,7 +200,7 @@ Latents Pipeline::denoise(const Request& request, const TextFeatures& text,
                           const StepSink& on_step) {
   const auto part = parts_->get<PreviewPart>(request.dtype, root_.preview(), [&]() -> PreviewPart {
     auto config = PreviewConfig::from(root_.config());
-    config.expert_format = experts_;
+    config.expert_format = options_.experts;
     auto store = open_checkpoint(root_.preview());
     auto model =
         load_preview(*ops_, *store, config, request.dtype, count_layers("load preview", config.layers));
@@ -173,6 +211,9 @@ Latents Pipeline::denoise(const Request& request, const TextFeatures& text,
   std::vector<ReferenceImage> images;
   for (std::size_t i = 0; i < image_latents.size(); ++i)
     images.push_back({image_latents[i], text.figure_tokens.at(i)});
+  StageSizes sizes{text.prompt.dim(0), text.negative.dim(0), {}};
+  for (const Tensor& latent : image_latents) sizes.images.emplace_back(latent.dim(-2), latent.dim(-1));
+  use_scratch(Stage::preview, request, sizes);
   const Tensor& video = start.latents.video;
   const LatentGrid grid{video.dim(-3), video.dim(-2), video.dim(-1)};
   PreviewRun run(*ops_, *part->model,
@@ -181,8 +222,13 @@ Latents Pipeline::denoise(const Request& request, const TextFeatures& text,
                  request.dtype);
   progress_->stage("denoise", request.steps);
   progress_->advance(start.step());
+  std::optional<StepTrace> trace;
+  if (options_.trace) trace.emplace(*ops_, *std::exchange(options_.trace, {}), start.step(), request.steps);
   return sample_preview(run, start, make_schedule(request.steps, root_.defaults().shift), request.guidance,
-                        *progress_, on_step);
+                        *progress_, [&](const StepRecord& step, const SampleState& state) {
+                          if (trace) trace->after(step.step);
+                          if (on_step) on_step(step, state);
+                        });
 }
 
 Tensor Pipeline::refine(const Request& request, const TextFeatures& text, const Tensor& preview_latent,
@@ -196,6 +242,7 @@ Tensor Pipeline::refine(const Request& request, const TextFeatures& text, const 
     return {std::move(store), std::move(model)};
   });
 
+  use_scratch(Stage::refiner, request, {text.prompt.dim(0), text.negative.dim(0), {}});
   const GenerationDefaults& defaults = root_.defaults();
   const LatentGrid grid{noise.dim(-3), noise.dim(-2), noise.dim(-1)};
   Tensor latent = upsample_latent(preview_latent, grid.h, grid.w);
@@ -218,13 +265,14 @@ void Pipeline::decode_video(const Request& request, const Tensor& latent, const 
     sink(frames);
     progress_->advance(done += frames.dim(0));
   };
+  std::shared_ptr<const VideoDecoder> decoder;
   if (request.wan_decoder)
-    parts_
-        ->get<WanDecoder>(DType::f32, root_.wan_vae(),
-                          [&] { return WanDecoder::load(*ops_, root_.wan_vae()); })
-        ->decode(*ops_, latent, counted);
+    decoder = parts_->get<WanDecoder>(DType::f32, root_.wan_vae(),
+                                      [&] { return WanDecoder::load(*ops_, root_.wan_vae()); });
   else
-    turbo_decoder(request.dtype)->decode(*ops_, latent, counted);
+    decoder = turbo_decoder(request.dtype);
+  use_scratch(Stage::video, request, {});
+  decoder->decode(*ops_, latent, counted);
 }
 
 std::shared_ptr<TurboDecoder> Pipeline::turbo_decoder(DType dtype) {
@@ -238,10 +286,19 @@ Tensor Pipeline::preview_frame(const Request& request, const Tensor& x0) {
   Tensor latent = Tensor::empty(DType::f32, {channels, 1, x0.dim(2), x0.dim(3)});
   for (std::int64_t c = 0; c < channels; ++c)
     std::copy_n(x0.data<float>() + (c * x0.dim(1) + middle) * cells, cells, latent.data<float>() + c * cells);
+  Request one = request;
+  one.seconds = 0.04;
+  one.refine.reset();
+  one.wan_decoder = false;
+  const auto decoder = turbo_decoder(request.dtype);
+  const std::size_t before =
+      arena_.capacity_bytes();  // of the run that goes on; between steps it uses none of it
+  use_scratch(Stage::video, one, {});
   Tensor frame;
-  turbo_decoder(request.dtype)->decode(*ops_, latent, [&](const Tensor& frames) {
+  decoder->decode(*ops_, latent, [&](const Tensor& frames) {
     frame = frames.reshape({frames.dim(1), frames.dim(2), 3}).clone();
   });
+  set_scratch(before);
   return frame;
 }
 
@@ -249,9 +306,35 @@ Tensor Pipeline::decode_audio(const Tensor& latent) {
   progress_->stage("decode audio", 1);
   const auto decoder = parts_->get<AudioDecoder>(
       DType::f32, root_.audio_decoder(), [&] { return AudioDecoder::load(*ops_, root_.audio_decoder()); });
+  Request sound;  // as long as the latent, whatever the request was
+  sound.seconds = static_cast<double>(latent.dim(-2)) / 25;
+  use_scratch(Stage::audio, sound, {});
   const Tensor waveform = decoder->decode(*ops_, latent);
   progress_->advance(1);
   return resample(waveform, resampled_length(waveform.dim(1)));
+}
+
+void Pipeline::use_scratch(Stage stage, const Request& request, const StageSizes& sizes) {
+  if (options_.device.kind == Device::Kind::cpu) return;
+  const std::size_t bytes = stage_memory(stage, root_, request, sizes, options_).scratch_bytes;
+  set_scratch(std::max(bytes, kLeastScratch));
+}
+
+void Pipeline::set_scratch(std::size_t bytes) {
+  if (options_.device.kind == Device::Kind::cpu || arena_.capacity_bytes() == bytes) return;
+  arena_ =
+      scratch_arena(options_.device, kLeastScratch);  // gives the old one back before the new one is taken
+  arena_ = scratch_arena(options_.device, bytes);
+}
+
+void Pipeline::require_room(const Request& request) {
+  if (options_.device.kind == Device::Kind::cpu) return;
+  if (!tokenizer_)
+    tokenizer_ = std::make_shared<Tokenizer>(Tokenizer::load(root_.text_encoder() / "tokenizer.json"));
+  const MemoryLedger& ledger = MemoryLedger::of(options_.device);  // what this process holds can make way
+  const std::size_t all = available_bytes(options_.device) + ledger.used_bytes();
+  const std::size_t room = std::min(ledger.limit_bytes(), all - std::min(all, kLibraries));
+  magi::require_room(root_, request, stage_sizes(*tokenizer_, request), options_, room);
 }
 
 std::size_t Pipeline::take_scratch_peak() {

@@ -15,6 +15,7 @@
 #include "run/engine_options.h"
 #include "run/part_cache.h"
 #include "run/request.h"
+#include "run/stage_memory.h"
 #include "sample/preview_sampler.h"
 
 namespace magi {
@@ -53,6 +54,10 @@ class Pipeline {
   /// [A,64] → [samples, 2] at 44.1 kHz.
   Tensor decode_audio(const Tensor& latent);
 
+  /// Throws Error, naming what would fit, where a stage of the request does not fit into the GPU's memory. On
+  /// the CPU everything fits: memory that lacks is found on the disk.
+  void require_room(const Request& request);
+
   /// Highest scratch use since the last call.
   std::size_t take_scratch_peak();
 
@@ -61,13 +66,17 @@ class Pipeline {
   std::function<void(std::int64_t)> count_layers(std::string_view stage, std::int64_t layers);
 
   std::shared_ptr<TurboDecoder> turbo_decoder(DType dtype);
+  /// On a GPU, makes the arena as large as a dry run of the stage says.
+  void use_scratch(Stage stage, const Request& request, const StageSizes& sizes);
+  void set_scratch(std::size_t bytes);
 
   const CheckpointRoot& root_;
   Progress* progress_;
-  ExpertFormat experts_;
+  EngineOptions options_;
   Arena arena_;
   std::unique_ptr<Ops> ops_;
-  std::shared_ptr<PartCache> parts_;  ///< after ops_: the tensors go first
+  std::shared_ptr<PartCache> parts_;      ///< after ops_: the tensors go first
+  std::shared_ptr<Tokenizer> tokenizer_;  ///< of require_room()
 };
 
 }  // namespace magi

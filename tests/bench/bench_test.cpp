@@ -93,7 +93,10 @@ TEST(Bench, JsonSaysWhatRanAndHowLong) {
   EXPECT_EQ(j.at("median_seconds"), j.at("step_seconds").at(2));
   // One second: 25 audio latents, 4 video latents of 3×4 cells; 20 and 15 text tokens.
   EXPECT_EQ(j.at("sizes").at("rows"), nlohmann::json({48 + 25 + 20, 48 + 25 + 15}));
-  EXPECT_EQ(j.at("checksum").get<std::string>().size(), 6u + 16u);
+  EXPECT_EQ(j.at("digest").get<std::string>().size(), 6u + 16u);
+  const nlohmann::json& first = j.at("operations").at(0);
+  EXPECT_GT(first.at("median_ms"), 0);
+  EXPECT_TRUE(first.contains("tflops") && first.contains("gb_per_s"));
   EXPECT_GT(j.at("scratch_bytes"), 0);
 }
 
@@ -141,11 +144,11 @@ TEST(Bench, TraceHasTheStepsOperationsInOrder) {
 
 TEST(Bench, SameResultAgainAndAnotherForOtherWeights) {
   BenchOptions o = tiny();
-  const std::uint64_t first = run(o).checksum;
+  const std::string first = run(o).digest;
   o.operations = true;  // looking on changes nothing
-  EXPECT_EQ(run(o).checksum, first);
+  EXPECT_EQ(run(o).digest, first);
   o.distinct = 2;
-  EXPECT_NE(run(o).checksum, first);
+  EXPECT_NE(run(o).digest, first);
 }
 
 TEST(Bench, RunsTheOtherModels) {
@@ -154,7 +157,7 @@ TEST(Bench, RunsTheOtherModels) {
     o.dtype = DType::f32;
     const BenchResult result = run(o);
     EXPECT_EQ(result.seconds.size(), 3u) << name_of(model);
-    EXPECT_NE(result.checksum, 0u) << name_of(model);
+    EXPECT_NE(result.digest, "") << name_of(model);
   }
 }
 
@@ -178,6 +181,9 @@ TEST(Bench, BadOptionsAreErrors) {
   o = tiny();
   o.width = 100;
   expect_error([&] { run(o); }, "100x48");
+  o = tiny();
+  o.trace = "/nowhere/trace.json";
+  expect_error([&] { run(o); }, "/nowhere");
   o = tiny();
   o.preset = "4k";
   expect_error([&] { run(o); }, "\"4k\"; choose 272p");

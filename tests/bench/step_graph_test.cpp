@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "bench/backend.h"
+#include "bench/random_store.h"
 #include "bench/synthetic.h"
 #include "io/config.h"
 #include "ops/devices.h"
@@ -27,7 +28,7 @@ TEST(StepGraph, RecordsAndReplaysA272pStep) {
   const PreviewConfig config = PreviewConfig::from(ConfigNode(nlohmann::json::object(), "the release's"));
   Backend backend({Device::Kind::cuda, 0});
   Ops& ops = backend.ops();
-  const auto model = synthetic_preview(ops, config, DType::bf16, 1);
+  const auto model = synthetic_preview(ops, RandomStore(), config, DType::bf16, {});
   backend.take_scratch();
   NoiseGenerator noise(3);
   const LatentGrid grid{32, 16, 28};

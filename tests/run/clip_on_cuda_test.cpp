@@ -53,8 +53,9 @@ class ClipOnCuda : public testing::Test {
     Progress progress;
     Pipeline pipeline(*root_, progress, {device});
     NoiseGenerator noise(7);
-    const Latents start{noise.randn({48, request.latent_frames(), request.height / 16, request.width / 16}),
-                        noise.randn({request.audio_latents(), 64})};
+    SampleState start;
+    start.latents.video = noise.randn({48, request.latent_frames(), request.height / 16, request.width / 16});
+    start.latents.audio = noise.randn({request.audio_latents(), 64});
     const Tensor more = noise.randn({48, 2 * request.latent_frames() - 1, 6, 9});
     ClipParts parts;
     const ClipParts& from = given ? *given : parts;

@@ -12,11 +12,11 @@ namespace {
 TEST(ComputeDevice, ScratchIsOnTheDefaultDevice) {
   const Device device = default_device();
   EXPECT_EQ(device.kind == Device::Kind::cuda, !cuda_devices().empty());
-  EXPECT_EQ(scratch_arena(device).device(), device);
+  EXPECT_EQ(scratch_arena(device, 1 << 20).device(), device);
 }
 
 TEST(ComputeDevice, MissingDeviceIsAnError) {
-  expect_error([] { scratch_arena(parse_device("cuda:77")); }, "cuda:77");
+  expect_error([] { scratch_arena(parse_device("cuda:77"), 1 << 20); }, "cuda:77");
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 
 #include "io/checkpoint.h"
 #include "media/clip_reader.h"
+#include "model/preview.h"
 #include "run/batch.h"
 #include "run/inventory.h"
 #include "run/tiny_root.h"
@@ -108,6 +109,22 @@ TEST_F(Generate, ReportsAndLatents) {
   EXPECT_EQ(clip.height, 64);
   EXPECT_EQ(clip.frames, 9);
   EXPECT_EQ(clip.audio_codec, "aac");
+}
+
+TEST_F(Generate, AStepAsATrace) {
+  const auto tasks = make_variants(1, {small({{"steps", 3}}), path("clip.mp4"), {}}, root().defaults());
+  const CheckpointRoot checkpoint = root();
+  Progress progress;
+  EngineOptions options;
+  options.device = test_device();
+  options.trace = path("trace.json");
+  for (const Report& report : generate(checkpoint, tasks, progress, options)) EXPECT_EQ(report.error, "");
+  const Json trace = Json::parse(bytes_of(path("trace.json")));
+  EXPECT_EQ(trace.at("traceEvents").at(0).at("args").at("name"), "denoising step 2");
+  std::map<std::string, int> calls;
+  for (const Json& event : trace.at("traceEvents")) ++calls[event.at("name")];
+  EXPECT_EQ(calls["attention"], PreviewConfig::from(checkpoint.config()).layers);
+  EXPECT_EQ(calls["mhc_site"], 2 * calls["attention"]);
 }
 
 TEST_F(Generate, MetadataMakesTheSameClipAgain) {

@@ -11,7 +11,7 @@ Tensor CpuOps::upload(const Tensor& host) {
 }
 
 Tensor CpuOps::download(const Tensor& device) {
-  return device.clone();
+  return arena().counts_only() ? Tensor::zeros(device.dtype(), device.shape()) : device.clone();
 }
 
 void CpuOps::copy_in(Tensor destination, const Tensor& host) {
@@ -19,7 +19,7 @@ void CpuOps::copy_in(Tensor destination, const Tensor& host) {
               destination.contiguous() && host.contiguous(),
           "copy_in: {} {} cannot be copied into {} {}", name_of(host.dtype()), to_string(host.shape()),
           name_of(destination.dtype()), to_string(destination.shape()));
-  if (host.bytes() > 0) std::memcpy(destination.raw(), host.raw(), host.bytes());
+  if (host.bytes() > 0 && !arena().counts_only()) std::memcpy(destination.raw(), host.raw(), host.bytes());
 }
 
 std::unique_ptr<Ops> make_cpu_ops(Arena& arena) {

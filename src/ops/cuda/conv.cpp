@@ -56,6 +56,11 @@ ConvWeight CudaOps::pack_conv(const Tensor& weight, const Tensor& bias, bool dep
   require(w.out < (1 << 24) && w.in < (1 << 24) && taps_of(w) < (1 << 24),
           "pack_conv: weight {} is too large for the GPU's kernels", to_string(weight.shape()));
   if (w.bias.defined()) w.bias = upload(w.bias);
+  if (arena().counts_only()) {
+    w.data = depthwise ? allocate(DType::f32, {taps_of(w), w.out})
+                       : allocate(dtype, {taps_of(w), padded(w.out), padded(w.in)});
+    return w;
+  }
   w.data = upload(depthwise             ? packed_depthwise(weight, w)
                   : dtype == DType::f32 ? packed<float>(weight, w)
                                         : packed<bf16>(weight, w));

@@ -2,6 +2,8 @@
 // Devices, memory and transfers of the CUDA backend.
 #include "ops/cuda/cuda_ops.h"
 
+#include <algorithm>
+
 #include "core/memory_ledger.h"
 #include "ops/cuda/check.h"
 #include "ops/devices.h"
@@ -81,11 +83,15 @@ cudaStream_t CudaOps::stream() const {
 }
 
 Tensor CudaOps::allocate(DType dtype, Shape shape) const {
-  const std::size_t bytes = static_cast<std::size_t>(numel(shape)) * size_of(dtype);
-  if (!stream_) return Tensor::view(nullptr, dtype, std::move(shape), nullptr, device());
-  auto memory = device_memory(device().index, bytes + 64);  // slack as in the arena's tensors
+  const std::size_t bytes =
+      static_cast<std::size_t>(numel(shape)) * size_of(dtype) + 64;  // slack as in the arena
+  auto memory = stream_ ? device_memory(device().index, bytes) : nullptr;
   void* start = memory.get();
-  return Tensor::view(start, dtype, std::move(shape), std::move(memory), device());
+  held_->bytes += bytes;
+  held_->peak_bytes = std::max<std::size_t>(held_->peak_bytes, held_->bytes);
+  std::shared_ptr<const void> lease(start,
+                                    [memory, bytes, held = held_](const void*) { held->bytes -= bytes; });
+  return Tensor::view(start, dtype, std::move(shape), std::move(lease), device());
 }
 
 Tensor CudaOps::upload(const Tensor& host) {
@@ -98,6 +104,7 @@ Tensor CudaOps::upload(const Tensor& host) {
 }
 
 Tensor CudaOps::download(const Tensor& source) {
+  if (!stream_) return Tensor::zeros(source.dtype(), source.shape());
   Tensor result = Tensor::empty(source.dtype(), source.shape());
   const std::size_t rows = source.rank() > 0 ? static_cast<std::size_t>(source.dim(0)) : 1;
   if (result.bytes() > 0) {
@@ -125,7 +132,7 @@ void CudaOps::copy_in(Tensor destination, const Tensor& host) {
               destination.contiguous() && host.contiguous(),
           "copy_in: {} {} cannot be copied into {} {}", name_of(host.dtype()), to_string(host.shape()),
           name_of(destination.dtype()), to_string(destination.shape()));
-  if (host.bytes() > 0)
+  if (stream_ && host.bytes() > 0)
     check_cuda(cudaMemcpyAsync(destination.raw(), host.raw(), host.bytes(), cudaMemcpyHostToDevice, stream()),
                "copying to the device");
 }

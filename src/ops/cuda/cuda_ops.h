@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CUDA backend: one source file per subject. Kernels are enqueued on one stream and nothing waits for the
-// device, except download(). Scratch comes from the arena: whatever is enqueued later may reuse it.
+// device, except download(). Scratch comes from the arena: whatever is enqueued later may reuse it. With a
+// counting arena nothing is enqueued, no device is needed, and weights have a place without memory.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <memory>
 
 #include "ops/ops.h"
@@ -21,6 +23,7 @@ class CudaOps final : public Ops {
   /// Marks are events on the stream.
   std::unique_ptr<OpClock> make_clock() override;
   void* native_stream() const override { return stream_.get(); }
+  Held held() const override { return {held_->bytes, held_->peak_bytes}; }
 
   LinearWeight pack_linear(const Tensor& weight, int groups, DType dtype, const Tensor& bias) override;
   ExpertWeight pack_experts(const Tensor& gate, const Tensor& up, const Tensor& down, std::int64_t heads,
@@ -38,6 +41,15 @@ class CudaOps final : public Ops {
   cudaStream_t stream() const;
 
  protected:
+  std::int64_t linear_scratch(const Tensor& x, const LinearWeight& w, const Segments& segments,
+                              Epilogue epilogue, const Tensor& y) const override;
+  std::int64_t mhc_scratch(const Tensor& streams, const MhcWeight& w) const override;
+  std::int64_t route_scratch(const Tensor& z, const Tensor& gate, std::int64_t heads,
+                             std::int64_t top_k) const override;
+  std::int64_t experts_scratch(const Tensor& z, const Routing& routing, const ExpertWeight& w) const override;
+  std::int64_t delta_rule_scratch(std::int64_t rows, std::int64_t value_heads, std::int64_t key_dim,
+                                  std::int64_t value_dim) const override;
+
   void do_linear(const Tensor& x, const LinearWeight& w, const Segments& segments, Epilogue epilogue,
                  Tensor& y) override;
   void do_rms_norm(const Tensor& x, const NormWeight& w, const Segments& segments, Tensor& y) override;
@@ -84,6 +96,10 @@ class CudaOps final : public Ops {
   /// Device memory outside of the arena, given back with its last view; only a shape under a counting arena.
   Tensor allocate(DType dtype, Shape shape) const;
 
+  struct Holding {  ///< weights may go on another thread
+    std::atomic<std::size_t> bytes{0}, peak_bytes{0};
+  };
+  std::shared_ptr<Holding> held_ = std::make_shared<Holding>();
   std::shared_ptr<CUstream_st> stream_;
   std::shared_ptr<cuda::MatrixProducts> products_;  ///< of linear.cu
 };

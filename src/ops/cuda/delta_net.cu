@@ -290,6 +290,38 @@ void run_group(const DeltaArgs& a, int chunks, int column_blocks, cudaStream_t s
 }  // namespace
 }  // namespace cuda
 
+namespace {
+
+constexpr std::int64_t kAlignment = 256;
+
+/// The parts of the scratch, in floats, and where they begin.
+struct DeltaScratch {
+  std::int64_t chunks, column_blocks, key_pad;
+  std::int64_t inverse = 0, scores = 0, factors = 0, state = 0, end = 0;
+
+  DeltaScratch(std::int64_t rows, std::int64_t value_heads, std::int64_t key_dim, std::int64_t value_dim)
+      : chunks(std::min((rows + cuda::kChunk - 1) / cuda::kChunk, cuda::kGroupChunks)),
+        column_blocks((value_dim + cuda::kColumns - 1) / cuda::kColumns),
+        key_pad((key_dim + cuda::kChunk - 1) / cuda::kChunk * cuda::kChunk) {
+    const auto take = [&](std::int64_t floats) {
+      const std::int64_t begin = end;
+      end += (floats + kAlignment - 1) / kAlignment * kAlignment;
+      return begin;
+    };
+    inverse = take(chunks * value_heads * cuda::kChunk * cuda::kChunk);
+    scores = take(chunks * value_heads * cuda::kChunk * cuda::kChunk);
+    factors = take(chunks * value_heads * 3 * cuda::kChunk);
+    state = take(value_heads * column_blocks * key_pad * cuda::kColumns);
+  }
+};
+
+}  // namespace
+
+std::int64_t CudaOps::delta_rule_scratch(std::int64_t rows, std::int64_t value_heads, std::int64_t key_dim,
+                                         std::int64_t value_dim) const {
+  return static_cast<std::int64_t>(sizeof(float)) * DeltaScratch(rows, value_heads, key_dim, value_dim).end;
+}
+
 void CudaOps::do_gated_delta_rule(const Tensor& qkv, const Tensor& decay_input, const Tensor& beta_input,
                                   const Tensor& a_log, const Tensor& dt_bias, std::int64_t key_heads,
                                   std::int64_t value_heads, std::int64_t key_dim, std::int64_t value_dim,
@@ -301,13 +333,9 @@ void CudaOps::do_gated_delta_rule(const Tensor& qkv, const Tensor& decay_input, 
       key_dim <= 128 && value_heads <= 65535 && value_dim < 65536,
       "gated_delta_rule: {} value heads of {} over keys of {}: the GPU's kernel takes keys of at most 128",
       value_heads, value_dim, key_dim);
-  const std::int64_t chunks = std::min((rows + kChunk - 1) / kChunk, cuda::kGroupChunks);
-  const std::int64_t column_blocks = (value_dim + cuda::kColumns - 1) / cuda::kColumns;
-  const std::int64_t key_pad = (key_dim + kChunk - 1) / kChunk * kChunk;
-  const auto scratch = [&](const Shape& shape) { return arena().alloc(DType::f32, shape); };
-  Tensor inverse = scratch({chunks, value_heads, kChunk, kChunk}), scores = scratch(inverse.shape());
-  Tensor factors = scratch({chunks, value_heads, 3, kChunk});
-  Tensor state = scratch({value_heads, column_blocks, key_pad, cuda::kColumns});
+  const DeltaScratch parts(rows, value_heads, key_dim, value_dim);
+  const std::int64_t chunks = parts.chunks, column_blocks = parts.column_blocks;
+  auto* const memory = static_cast<float*>(scratch());
   cuda::DeltaArgs args{};
   args.qkv = qkv.raw();
   args.qkv_pitch = qkv.pitch();
@@ -320,16 +348,16 @@ void CudaOps::do_gated_delta_rule(const Tensor& qkv, const Tensor& decay_input, 
   args.a_log = a_log.data<float>();
   args.dt_bias = dt_bias.data<float>();
   args.y = y.raw();
-  args.inverse = inverse.data<float>();
-  args.scores = scores.data<float>();
-  args.factors = factors.data<float>();
-  args.state = state.data<float>();
+  args.inverse = memory + parts.inverse;
+  args.scores = memory + parts.scores;
+  args.factors = memory + parts.factors;
+  args.state = memory + parts.state;
   args.rows = rows;
   args.key_heads = static_cast<int>(key_heads);
   args.value_heads = static_cast<int>(value_heads);
   args.key_dim = static_cast<int>(key_dim);
   args.value_dim = static_cast<int>(value_dim);
-  args.key_pad = static_cast<int>(key_pad);
+  args.key_pad = static_cast<int>(parts.key_pad);
   for (args.first_row = 0; args.first_row < rows; args.first_row += chunks * kChunk) {
     args.starts = args.first_row == 0;
     const std::int64_t left = (rows - args.first_row + kChunk - 1) / kChunk;

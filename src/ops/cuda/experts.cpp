@@ -24,6 +24,25 @@ MoeShape shape_of(const Tensor& z, std::int64_t heads, std::int64_t experts, std
           static_cast<int>(top_k)};
 }
 
+/// What waits to be combined, at most, about: at the release's 540p the results of all heads.
+constexpr std::int64_t kWaiting = std::int64_t{9} << 29;
+
+/// Sorted routing, then the results of the heads that are run at once, all of them where they fit.
+struct ExpertScratch {
+  int heads_at_once = 0;
+  std::int64_t results = 0;  ///< where they begin
+  std::int64_t bytes = 0;
+
+  ExpertScratch(const MoeShape& shape, DType dtype) {
+    const std::int64_t head_bytes =
+        shape.rows * shape.top_k * shape.dim * static_cast<std::int64_t>(size_of(dtype));
+    heads_at_once = static_cast<int>(
+        std::clamp<std::int64_t>(kWaiting / std::max<std::int64_t>(head_bytes, 1), 1, shape.heads));
+    results = (static_cast<std::int64_t>(cuda::moe_workspace_bytes(shape)) + 255) / 256 * 256;
+    bytes = results + heads_at_once * head_bytes;
+  }
+};
+
 /// Weights of the Hopper kernels are one tensor; the portable ones have three.
 bool is_packed(const ExpertWeight& w) {
   return !w.up.defined();
@@ -72,17 +91,25 @@ void CudaOps::do_route(const Tensor& z, const Tensor& gate, const Tensor& bias, 
   int* index = routing.index.data<std::int32_t>();
   float* weight = routing.weight.data<float>();
   if (aligned_for_hopper(z) && cuda::moe_sm90_takes(shape)) {
-    const Tensor packed =
-        arena().alloc(DType::u8, {static_cast<std::int64_t>(cuda::packed_router_bytes(shape))});
-    void* to = const_cast<void*>(packed.raw());
-    cuda::pack_router(gate.data<float>(), to, shape, stream());
-    cuda::route(z.raw(), z.pitch(), to, bias.data<float>(), scale, index, weight, shape, stream());
+    cuda::pack_router(gate.data<float>(), scratch(), shape, stream());
+    cuda::route(z.raw(), z.pitch(), scratch(), bias.data<float>(), scale, index, weight, shape, stream());
     return;
   }
   require(cuda::moe_portable_takes(shape), "route: {} experts of width {}, top {}: too much for the GPU",
           shape.experts, shape.dim, shape.top_k);
   cuda::route_portable(z.raw(), z.pitch(), z.dtype(), gate.data<float>(), bias.data<float>(), scale, index,
                        weight, shape, stream());
+}
+
+std::int64_t CudaOps::route_scratch(const Tensor& z, const Tensor& gate, std::int64_t heads,
+                                    std::int64_t top_k) const {
+  if (z.dtype() != DType::bf16) return 0;  // only the Hopper kernel has any
+  const MoeShape shape = shape_of(z, heads, gate.dim(0) / heads, 0, top_k);
+  return static_cast<std::int64_t>(cuda::packed_router_bytes(shape));
+}
+
+std::int64_t CudaOps::experts_scratch(const Tensor& z, const Routing& routing, const ExpertWeight& w) const {
+  return ExpertScratch(shape_of(z, w.heads, w.experts, w.hidden, routing.index.dim(2)), z.dtype()).bytes;
 }
 
 void CudaOps::do_experts(const Tensor& z, const Routing& routing, const ExpertWeight& w, Tensor& y) {
@@ -92,29 +119,23 @@ void CudaOps::do_experts(const Tensor& z, const Routing& routing, const ExpertWe
       is_packed(w) ? aligned_for_hopper(z) && cuda::moe_sm90_takes(shape) : cuda::moe_portable_takes(shape),
       "experts: width {} by {}, top {}: the GPU's kernels do not take this", shape.dim, shape.hidden,
       shape.top_k);
-  Tensor workspace = arena().alloc(DType::u8, {static_cast<std::int64_t>(cuda::moe_workspace_bytes(shape))});
+  const ExpertScratch parts(shape, z.dtype());
   const cuda::SortedRouting sorted =
-      cuda::sort_routing(routing.index.data<std::int32_t>(), workspace.raw(), shape, stream());
-
-  // All heads in one launch where their results fit into a fourth of the free scratch memory.
-  const std::int64_t choices = shape.rows * shape.top_k * shape.dim;
-  const std::size_t head_bytes = static_cast<std::size_t>(choices) * size_of(z.dtype());
-  const std::size_t free = arena().capacity_bytes() - arena().used_bytes();
-  const auto at_once =
-      static_cast<int>(std::clamp<std::size_t>(free / 4 / std::max<std::size_t>(head_bytes, 1), 1, w.heads));
-  Tensor expanded = arena().alloc(z.dtype(), {at_once, choices});
+      cuda::sort_routing(routing.index.data<std::int32_t>(), scratch(), shape, stream());
+  void* const expanded = static_cast<std::byte*>(scratch()) + parts.results;
+  const int at_once = parts.heads_at_once;
   for (int first = 0; first < shape.heads; first += at_once) {
     const int count = std::min(at_once, shape.heads - first);
     if (is_packed(w)) {
-      cuda::run_experts(z.raw(), z.pitch(), w.gate.rows(first, count).raw(), sorted, expanded.raw(), first,
-                        count, shape, stream());
+      cuda::run_experts(z.raw(), z.pitch(), w.gate.rows(first, count).raw(), sorted, expanded, first, count,
+                        shape, stream());
     } else {
       const auto of = [&](const Tensor& t) { return t.rows(first * w.experts, count * w.experts).raw(); };
       cuda::run_experts_portable(z.raw(), z.pitch(), z.dtype(), of(w.gate), of(w.up), of(w.down), sorted,
-                                 expanded.raw(), first, count, shape, stream());
+                                 expanded, first, count, shape, stream());
     }
-    cuda::combine_experts(expanded.raw(), routing.weight.data<float>(), y.raw(), y.pitch(), z.dtype(), first,
-                          count, shape, stream());
+    cuda::combine_experts(expanded, routing.weight.data<float>(), y.raw(), y.pitch(), z.dtype(), first, count,
+                          shape, stream());
   }
 }
 

@@ -14,7 +14,7 @@ namespace {
 using namespace cuda;
 
 constexpr int kThreads = 128;
-constexpr std::size_t kScratch = std::size_t{1} << 30;  ///< bytes of waiting products, about
+constexpr std::size_t kWaiting = std::size_t{1} << 30;  ///< bytes of unfinished products, about
 
 /// What follows the product: p [rows, out] (contiguous) → y.
 struct Finish {
@@ -92,7 +92,16 @@ void finish(const Tensor& p, const float* bias, Epilogue epilogue, bool round_fi
 /// Rows of a run go through in panels, so that waiting products stay small.
 std::int64_t panel_rows(std::int64_t out, DType dtype) {
   return std::max<std::int64_t>(1024,
-                                static_cast<std::int64_t>(kScratch / (size_of(dtype) * out)) / 1024 * 1024);
+                                static_cast<std::int64_t>(kWaiting / (size_of(dtype) * out)) / 1024 * 1024);
+}
+
+/// Whether the product is the result.
+bool is_direct(const LinearWeight& w, Epilogue epilogue, const Tensor& y) {
+  return epilogue == Epilogue::none && !w.bias.defined() && (y.dtype() == w.dtype || y.dtype() == DType::f32);
+}
+
+DType product_dtype(const LinearWeight& w) {
+  return w.bias.defined() ? DType::f32 : w.dtype;
 }
 
 }  // namespace
@@ -104,13 +113,23 @@ LinearWeight CudaOps::pack_linear(const Tensor& weight, int groups, DType dtype,
   return w;
 }
 
+std::int64_t CudaOps::linear_scratch(const Tensor& x, const LinearWeight& w, const Segments& segments,
+                                     Epilogue epilogue, const Tensor& y) const {
+  if (is_direct(w, epilogue, y)) return 0;
+  const RowGroups runs = row_groups(segments, w.groups, x.dim(0));
+  std::int64_t longest = 0;
+  for (int i = 0; i < runs.count; ++i)
+    longest = std::max<std::int64_t>(longest, runs.end[i] - (i == 0 ? 0 : runs.end[i - 1]));
+  const DType product = product_dtype(w);
+  return std::min(panel_rows(w.out, product), longest) * w.out * static_cast<std::int64_t>(size_of(product));
+}
+
 void CudaOps::do_linear(const Tensor& x, const LinearWeight& w, const Segments& segments, Epilogue epilogue,
                         Tensor& y) {
   const cudaStream_t s = stream();
   if (!products_) products_ = std::make_shared<MatrixProducts>();
-  const bool direct =
-      epilogue == Epilogue::none && !w.bias.defined() && (y.dtype() == w.dtype || y.dtype() == DType::f32);
-  const DType product = w.bias.defined() ? DType::f32 : w.dtype;
+  const bool direct = is_direct(w, epilogue, y);
+  const DType product = product_dtype(w);
   const RowGroups runs = row_groups(segments, w.groups, x.dim(0));
   for (int i = 0; i < runs.count; ++i) {
     const std::int64_t first = i == 0 ? 0 : runs.end[i - 1], end = runs.end[i];
@@ -123,7 +142,7 @@ void CudaOps::do_linear(const Tensor& x, const LinearWeight& w, const Segments& 
     const float* bias = w.bias.defined() ? elements<float>(w.bias) + runs.group[i] * w.out : nullptr;
     const std::int64_t panel = std::min(panel_rows(w.out, product), end - first);
     if (panel == 0) continue;
-    Tensor p = arena().alloc(product, {panel, w.out});
+    const Tensor p = Tensor::view(scratch(), product, {panel, w.out}, nullptr, device());
     for (std::int64_t row = first; row < end; row += panel) {
       const std::int64_t count = std::min(panel, end - row);
       Tensor part = p.rows(0, count);

@@ -133,6 +133,10 @@ void launch(void (*kernel)(Kernel...), std::int64_t rows, std::size_t shared, cu
 
 }  // namespace
 
+std::int64_t CudaOps::mhc_scratch(const Tensor& streams, const MhcWeight& w) const {
+  return mhc_sm90_scratch(streams.dtype(), streams.shape(), w.norm.groups);
+}
+
 void CudaOps::do_mhc_site(Tensor& streams, const Tensor& branch, MhcCoefficients& state, const MhcWeight& w,
                           const NormWeight& pre_norm, const Segments& segments, Tensor& n) {
   if (streams.numel() == 0) return;
@@ -160,11 +164,9 @@ void CudaOps::do_mhc_site(Tensor& streams, const Tensor& branch, MhcCoefficients
   args.out = n.raw();
   const RowGroups norm_groups = row_groups(segments, w.norm.groups, args.rows);
   const RowGroups pre_groups = row_groups(segments, pre_norm.groups, args.rows);
-  if (mhc_sm90_takes(args, streams.dtype())) {
-    Tensor scratch = arena().alloc(DType::u8, {mhc_sm90_scratch(w.norm.groups, args.rows)});
+  if (mhc_sm90_takes(args, streams.dtype()))
     return mhc_site_sm90(args, w.norm.groups, pre_norm.groups,
-                         w.norm.groups > pre_norm.groups ? norm_groups : pre_groups, scratch.raw(), stream());
-  }
+                         w.norm.groups > pre_norm.groups ? norm_groups : pre_groups, scratch(), stream());
   const std::size_t shared = sizeof(float) * static_cast<std::size_t>(s * d + columns);
   with_element(streams.dtype(), [&]<typename T>(T) {
     launch(site_kernel<T>, args.rows, shared, stream(), "mhc_site", args, norm_groups, pre_groups);

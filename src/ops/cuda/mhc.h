@@ -29,8 +29,8 @@ struct MhcArgs {
 /// Whether the kernel of the release's size takes this: S 4, D 3072, bf16, compute capability 9.x, everything
 /// 16-byte aligned.
 bool mhc_sm90_takes(const MhcArgs& args, DType dtype);
-/// Bytes of scratch for mhc_site_sm90.
-std::int64_t mhc_sm90_scratch(int norm_groups, std::int64_t rows);
+/// Bytes of scratch for mhc_site_sm90 on streams [rows, S, D]; 0 where it does not take them.
+std::int64_t mhc_sm90_scratch(DType dtype, const Shape& streams, int norm_groups);
 /// `norm_groups`, `pre_groups`: weights of the norm over the streams and of the pre-norm, 1 or a modality
 /// each. `runs`: as row_groups() makes them for the larger of the two.
 void mhc_site_sm90(const MhcArgs& args, int norm_groups, int pre_groups, const RowGroups& runs, void* scratch,

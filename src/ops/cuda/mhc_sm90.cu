@@ -504,9 +504,10 @@ std::int64_t phi_pieces(int norm_groups) {
 }
 }  // namespace
 
-std::int64_t mhc_sm90_scratch(int norm_groups, std::int64_t rows) {
+std::int64_t mhc_sm90_scratch(DType dtype, const Shape& streams, int norm_groups) {
+  if (dtype != DType::bf16 || streams[1] != kStreams || streams[2] != kWidth) return 0;
   return std::int64_t{sizeof(uint4)} * phi_pieces(norm_groups) +
-         std::int64_t{sizeof(float)} * rows * kStreams * kStreams;
+         std::int64_t{sizeof(float)} * streams[0] * kStreams * kStreams;
 }
 
 void mhc_site_sm90(const MhcArgs& args, int norm_groups, int pre_groups, const RowGroups& runs, void* scratch,

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "run/stage_memory.h"
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <optional>
+#include <tuple>
+
+#include "bench/synthetic.h"
+#include "io/checkpoint.h"
+#include "model/audio_decoder.h"
+#include "model/latent_stats.h"
+#include "model/turbo_decoder.h"
+#include "model/wan_vae.h"
+#include "ops/devices.h"
+#include "run/zero_store.h"
+#include "sample/preview_sampler.h"
+#include "text/negative_prompt.h"
+#include "text/prompt.h"
+#include "text/tokenizer.h"
+
+namespace magi {
+namespace {
+
+constexpr std::int64_t kCell = 16;  ///< pixels
+
+Tensor zeros(Shape shape) {
+  return Tensor::zeros(DType::f32, std::move(shape));
+}
+
+/// A backend without memory, and what was taken from it.
+class DryRun {
+ public:
+  explicit DryRun(Device device) : arena_(Arena::counting(device)), ops_(make_ops(arena_)) {}
+
+  Ops& ops() { return *ops_; }
+  SharedLayers layers() { return {1, &layers_}; }
+  /// To be called once the weights are there. Layers of a kind share them here, and count each for itself.
+  void loaded() {
+    loaded_ = ops_->held().bytes;
+    result_.weight_bytes =
+        std::accumulate(layers_.layers.begin(), layers_.layers.end(), loaded_ - layers_.stored);
+    result_.layer_bytes = layers_.layers;
+  }
+  StageMemory result(Stage stage) {
+    result_.stage = stage;
+    result_.input_bytes = ops_->held().peak_bytes - loaded_;
+    result_.scratch_bytes = arena_.peak_bytes();
+    return result_;
+  }
+
+ private:
+  Arena arena_;
+  std::unique_ptr<Ops> ops_;
+  StageMemory result_;
+  LayerBytes layers_;
+  std::size_t loaded_ = 0;
+};
+
+/// Zeros in place of the checkpoint, with what it says of itself where it is there.
+std::unique_ptr<ZeroStore> zeros_like(const std::filesystem::path& path) {
+  return std::filesystem::exists(path) ? std::make_unique<ZeroStore>(*open_checkpoint(path))
+                                       : std::make_unique<ZeroStore>();
+}
+
+/// The longer side of a picture's canvas is the clip's (media/image_resize.h); a square one is the largest.
+std::vector<std::pair<std::int64_t, std::int64_t>> image_cells(const Request& request,
+                                                               const StageSizes& sizes) {
+  auto cells = sizes.images;
+  const std::int64_t most = std::max(request.width, request.height) / kCell;
+  cells.resize(request.images.size(), {most, most});
+  return cells;
+}
+
+void run_images(DryRun& dry, const CheckpointRoot& root, const Request& request, const StageSizes& sizes) {
+  const ZeroStore store(*open_checkpoint(root.wan_vae()));
+  const WanEncoder encoder(WeightLoader(dry.ops(), store, DType::f32));
+  dry.loaded();
+  for (const auto& [h, w] : image_cells(request, sizes))
+    encoder.encode(dry.ops(), zeros({3, 1, h * kCell, w * kCell}));
+}
+
+void run_text(DryRun& dry, const CheckpointRoot& root, const Request& request, const StageSizes& sizes) {
+  const auto config = TextEncoderConfig::from(ConfigNode::read(root.text_encoder() / "config.json"));
+  const auto encoder = synthetic_text_encoder(dry.ops(), ZeroStore(), config, request.dtype, dry.layers());
+  dry.loaded();
+  const std::vector<std::int32_t> ids(
+      static_cast<std::size_t>(std::max(sizes.prompt_rows, sizes.negative_rows)));
+  encoder->encode(dry.ops(), ids);
+}
+
+void run_preview(DryRun& dry, const CheckpointRoot& root, const Request& request, const StageSizes& sizes,
+                 ExpertFormat experts) {
+  auto config = PreviewConfig::from(root.config());
+  config.expert_format = experts;
+  const auto store = zeros_like(root.preview());
+  const auto model = synthetic_preview(dry.ops(), *store, config, request.dtype, dry.layers());
+  dry.loaded();
+  const LatentGrid grid{request.latent_frames(), request.height / kCell, request.width / kCell};
+  std::vector<ReferenceImage> images;
+  for (const auto& [h, w] : image_cells(request, sizes))
+    images.push_back({zeros({config.channels.video, 1, h, w}), zeros({config.channels.text})});
+  PreviewRun run(
+      dry.ops(), *model,
+      pack(grid, request.audio_latents(),
+           guidance_branches(zeros({sizes.prompt_rows, config.channels.text}),
+                             zeros({sizes.negative_rows, config.channels.text}), images, request.guidance)),
+      request.dtype);
+  run.velocity(zeros({config.channels.video, grid.t, grid.h, grid.w}),
+               zeros({request.audio_latents(), config.channels.audio}), 500);
+}
+
+LatentGrid refined_grid(const Request& request) {
+  return {2 * request.latent_frames() - 1, request.refine->height / kCell, request.refine->width / kCell};
+}
+
+void run_refiner(DryRun& dry, const CheckpointRoot& root, const Request& request, const StageSizes& sizes) {
+  const auto config = RefinerConfig::from(root.config());
+  const auto model = synthetic_refiner(dry.ops(), ZeroStore(), config, request.dtype, dry.layers());
+  dry.loaded();
+  const LatentGrid grid = refined_grid(request);
+  const auto branch = [&](std::int64_t rows) {
+    return RefinerRun(dry.ops(), *model, grid, 0, zeros({rows, config.channels.text}), request.dtype);
+  };
+  RefinerRun cond = branch(sizes.prompt_rows), uncond = branch(sizes.negative_rows);
+  const Tensor latent = zeros({config.channels.video, grid.t, grid.h, grid.w});
+  for (RefinerRun* run : {&cond, &uncond}) run->velocity(latent);
+}
+
+void run_audio(DryRun& dry, const CheckpointRoot& root, const Request& request) {
+  const std::filesystem::path directory = root.audio_decoder();
+  const AudioConfig config = read_audio_config(ConfigNode::read(directory / "model_config.json"));
+  const AudioDecoder decoder(WeightLoader(dry.ops(), ZeroStore(), DType::f32, "pretransform.model.decoder."),
+                             config);
+  dry.loaded();
+  decoder.decode(dry.ops(), zeros({request.audio_latents(), config.latent_channels}));
+}
+
+/// Windows repeat: a clip longer than a few of them takes no more.
+void run_video(DryRun& dry, const CheckpointRoot& root, const Request& request) {
+  constexpr std::int64_t kMostLatents = 64;
+  LatentGrid grid{request.latent_frames(), request.height / kCell, request.width / kCell};
+  if (request.refine) grid = refined_grid(request);
+  const Tensor latent = zeros({kLatentChannels, std::min(grid.t, kMostLatents), grid.h, grid.w});
+  const auto decode = [&](const VideoDecoder& decoder) {
+    dry.loaded();
+    decoder.decode(dry.ops(), latent, {});
+  };
+  if (request.wan_decoder) {
+    const ZeroStore store(*open_checkpoint(root.wan_vae()));
+    return decode(WanDecoder(WeightLoader(dry.ops(), store, DType::f32)));
+  }
+  const ZeroStore store;
+  decode(TurboDecoder(WeightLoader(dry.ops(), store, request.dtype),
+                      read_turbo_config(ConfigNode::read(root.turbo_decoder_config()))));
+}
+
+std::string size_text(const Request& request) {
+  std::string text = fmt::format("{}x{}, {} s", request.width, request.height, request.seconds);
+  if (request.refine)
+    text += fmt::format(", refined to {}x{}", request.refine->width, request.refine->height);
+  return text;
+}
+
+/// The first stage that does not fit, if any.
+std::optional<StageMemory> first_too_large(const CheckpointRoot& root, const Request& request,
+                                           const StageSizes& sizes, const EngineOptions& options,
+                                           std::size_t room) {
+  for (const Stage stage : stages_of(request)) {
+    const StageMemory memory = stage_memory(stage, root, request, sizes, options);
+    if (memory.bytes() > room) return memory;
+  }
+  return std::nullopt;
+}
+
+struct Alternative {
+  std::string name;
+  Request request;
+};
+
+/// Smaller requests, the largest first.
+std::vector<Alternative> alternatives(const Request& request) {
+  std::vector<Alternative> list;
+  if (request.refine) {
+    list.push_back({fmt::format("{}x{} without --refine", request.width, request.height), request});
+    list.back().request.refine.reset();
+  }
+  for (const auto& [name, width, height] :
+       {std::tuple{"--preset 540p", 896, 512}, {"--preset 272p", 448, 256}}) {
+    if (std::int64_t{width} * height >= request.width * request.height) continue;
+    list.push_back({name, request});
+    list.back().request.width = width;
+    list.back().request.height = height;
+    list.back().request.refine.reset();
+  }
+  return list;
+}
+
+constexpr std::array<std::string_view, 6> kNames{"images", "text", "preview", "refiner", "audio", "video"};
+
+}  // namespace
+
+std::string_view name_of(Stage stage) {
+  return kNames.at(static_cast<std::size_t>(stage));
+}
+
+std::vector<Stage> stages_of(const Request& request) {
+  std::vector<Stage> stages{Stage::images,  Stage::text,  Stage::preview,
+                            Stage::refiner, Stage::audio, Stage::video};
+  std::erase_if(stages, [&](Stage stage) {
+    return (stage == Stage::images && request.images.empty()) ||
+           (stage == Stage::refiner && !request.refine) || (stage == Stage::audio && !request.audio);
+  });
+  return stages;
+}
+
+StageSizes stage_sizes(const Tokenizer& tokenizer, const Request& request) {
+  const auto rows = [&](const std::string& text) {
+    return static_cast<std::int64_t>(tokenizer.encode(text).ids.size());
+  };
+  StageSizes sizes;
+  sizes.prompt_rows = rows(prepare_prompt(request.prompt, !request.images.empty()));
+  sizes.negative_rows = rows(request.negative_prompt.value_or(std::string(default_negative_prompt())));
+  return sizes;
+}
+
+StageMemory stage_memory(Stage stage, const CheckpointRoot& root, const Request& request,
+                         const StageSizes& sizes, const EngineOptions& options) {
+  DryRun dry(options.device);
+  switch (stage) {
+    case Stage::images:
+      run_images(dry, root, request, sizes);
+      break;
+    case Stage::text:
+      run_text(dry, root, request, sizes);
+      break;
+    case Stage::preview:
+      run_preview(dry, root, request, sizes, options.experts);
+      break;
+    case Stage::refiner:
+      run_refiner(dry, root, request, sizes);
+      break;
+    case Stage::audio:
+      run_audio(dry, root, request);
+      break;
+    case Stage::video:
+      run_video(dry, root, request);
+      break;
+  }
+  return dry.result(stage);
+}
+
+void require_room(const CheckpointRoot& root, const Request& request, const StageSizes& sizes,
+                  const EngineOptions& options, std::size_t room) {
+  const std::optional<StageMemory> lacking = first_too_large(root, request, sizes, options, room);
+  if (!lacking) return;
+  std::string advice = "no smaller size would fit";
+  for (const Alternative& smaller : alternatives(request))
+    if (!first_too_large(root, smaller.request, sizes, options, room)) {
+      advice = smaller.name + " would fit";
+      break;
+    }
+  const auto gib = [](std::size_t bytes) { return static_cast<double>(bytes) / (1 << 30); };
+  fail(
+      "{}: the {} stage of {} needs {:.2f} GiB of weights and {:.2f} GiB to compute in, {:.2f} GiB are free: "
+      "{}",
+      to_string(options.device), name_of(lacking->stage), size_text(request), gib(lacking->weight_bytes),
+      gib(lacking->bytes() - lacking->weight_bytes), gib(room), advice);
+}
+
+}  // namespace magi
