@@ -40,6 +40,7 @@ Arguments parse(int argc, char** argv) {
          require(v == "f32" || v == "bf16", "--dtype {}: expected f32 or bf16", v);
          o.dtype = v == "f32" ? DType::f32 : DType::bf16;
        }},
+      {"--experts", [&](auto& v) { o.experts = expert_format(v); }},
       {"--config", [&](auto& v) { o.config = ConfigNode(load_config(v, ""), v); }},
       {"--preset", [&](auto& v) { o.preset = v; }},
       {"--width", [&](auto& v) { o.width = number<std::int64_t>(v); }},

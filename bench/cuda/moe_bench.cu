@@ -2,7 +2,8 @@
 // Checks and times the mixture-of-experts kernels on fresh random inputs, at the release's widths and, for
 // the portable ones, at small odd sizes. References are plain f64 kernels that read the weights as the
 // checkpoint has them. Exit code 0 only if every check passed.
-//   moe_bench [--small | --quick | --check] [--time] [--once ROWS] [--patience SECONDS] [--seed S]
+//   moe_bench [--small | --quick | --check] [--time [--portable]] [--once ROWS] [--patience SECONDS] [--seed
+//   S]
 // --once is one run without checks, for profilers and sanitizers.
 #include <cuda_bf16.h>
 #include <unistd.h>
@@ -55,19 +56,31 @@ void finish(const char* what) {
 
 // ---------------------------------------------------------------- the layer
 
-/// T = Bf16 or float; packed for the Hopper kernels where they take the shape.
+/// NVFP4 weights and the same as numbers; T = Bf16 or float; packed for the Hopper kernels where they take
+/// the shape.
 template <typename T>
 struct Layer {
   MoeShape shape;
+  unsigned char* nvfp4;
   T *gate, *up, *down;
   float *router, *bias;
   void *packed = nullptr, *packed_router = nullptr;
   Layer(const MoeShape& s, std::uint64_t seed) : shape(s) {
-    const std::int64_t n = static_cast<std::int64_t>(s.heads) * s.experts * s.dim * s.hidden;
+    const magi::Nvfp4Layout layout{s.experts, s.dim, s.hidden};
+    const std::int64_t experts = static_cast<std::int64_t>(s.heads) * s.experts;
+    const auto exponent = [](int depth) {  // weights of deviation 1/√depth, roughly
+      return static_cast<int>(std::lround(-0.5 * std::log2(depth) - std::log2(184 * 2.9)));
+    };
+    nvfp4 = array<unsigned char>(experts * layout.expert_bytes());
+    fill_nvfp4<<<2048, 256>>>(nvfp4, experts, layout, seed + 1,
+                              make_int3(exponent(s.dim), exponent(s.dim), exponent(s.hidden)));
+    for (const auto& [to, m] : {std::pair(&gate, magi::ExpertMatrix::gate),
+                                {&up, magi::ExpertMatrix::up},
+                                {&down, magi::ExpertMatrix::down}}) {
+      *to = array<T>(experts * s.dim * s.hidden);
+      dequantise_nvfp4<<<2048, 256>>>(nvfp4, experts, layout, m, *to);
+    }
     const float sigma = 1 / std::sqrt(float(s.dim));
-    gate = random_array<T>(n, seed + 1, sigma);
-    up = random_array<T>(n, seed + 2, sigma);
-    down = random_array<T>(n, seed + 3, 1 / std::sqrt(float(s.hidden)));
     router = random_array<float>(s.heads * s.experts * s.dim, seed + 4, sigma);
     bias = random_array<float>(s.heads * s.experts, seed + 5, 0.02f);
     if (sizeof(T) == 2 && magi::cuda::moe_sm90_takes(s)) {
@@ -126,10 +139,20 @@ struct Run {
       magi::cuda::route(z, width, l.packed_router, l.bias, kScale, index, weight, shape, nullptr);
   }
   void sort() { sorted = magi::cuda::sort_routing(index, workspace, shape, nullptr); }
+  /// From the NVFP4 weights.
+  void experts_nvfp4() {
+    if (portable)
+      magi::cuda::run_experts_portable(z, width, kType,
+                                       magi::cuda::PortableExperts{nullptr, nullptr, nullptr, l.nvfp4},
+                                       sorted, expanded, 0, shape.heads, shape, nullptr);
+    else
+      magi::cuda::run_experts_nvfp4(z, width, l.nvfp4, sorted, expanded, 0, shape.heads, shape, nullptr);
+  }
   void experts() {
     if (portable)
-      magi::cuda::run_experts_portable(z, width, kType, l.gate, l.up, l.down, sorted, expanded, 0,
-                                       shape.heads, shape, nullptr);
+      magi::cuda::run_experts_portable(z, width, kType,
+                                       magi::cuda::PortableExperts{l.gate, l.up, l.down, nullptr}, sorted,
+                                       expanded, 0, shape.heads, shape, nullptr);
     else
       magi::cuda::run_experts(z, width, l.packed, sorted, expanded, 0, shape.heads, shape, nullptr);
   }
@@ -209,6 +232,13 @@ void check(const Layer<T>& l, std::int64_t rows, const T* z, const char* name, b
   check_against_f64(r);
   const Digest first = digest(r.y, r.y_bytes), order = digest(r.sorted.order, r.index_bytes);
   if (sizeof(T) == 2) expect(first.nans == 0, "results not written", first.nans);
+  const Digest from_numbers = digest(r.expanded, r.expanded_bytes);
+  for (int i = 0; i < 3; ++i) {
+    cudaMemset(r.expanded, 0xff, r.expanded_bytes);
+    r.experts_nvfp4();
+    finish("experts from NVFP4");
+    expect(digest(r.expanded, r.expanded_bytes).sum == from_numbers.sum, "from NVFP4, same bits", i);
+  }
   r.poison();
   r.all();
   const Digest second = digest(r.y, r.y_bytes), order2 = digest(r.sorted.order, r.index_bytes);
@@ -241,22 +271,35 @@ void check_small(std::uint64_t seed) {
   }
 }
 
-double median_ms(int repeats, const std::function<void()>& work) {
-  std::vector<cudaEvent_t> events(repeats + 1);
+/// Medians of two works done in turns.
+std::pair<double, double> medians_ms(int repeats, const std::function<void()>& first,
+                                     const std::function<void()>& second) {
+  std::vector<cudaEvent_t> events(2 * repeats + 1);
   for (auto& e : events) cudaEventCreate(&e);
-  work();
+  first();
+  second();
   finish("warm-up");
   cudaEventRecord(events[0]);
   for (int i = 0; i < repeats; ++i) {
-    work();
-    cudaEventRecord(events[i + 1]);
+    first();
+    cudaEventRecord(events[2 * i + 1]);
+    second();
+    cudaEventRecord(events[2 * i + 2]);
   }
   finish("timing");
-  std::vector<float> ms(repeats);
-  for (int i = 0; i < repeats; ++i) cudaEventElapsedTime(&ms[i], events[i], events[i + 1]);
+  std::vector<float> a(repeats), b(repeats);
+  for (int i = 0; i < repeats; ++i) {
+    cudaEventElapsedTime(&a[i], events[2 * i], events[2 * i + 1]);
+    cudaEventElapsedTime(&b[i], events[2 * i + 1], events[2 * i + 2]);
+  }
   for (auto& e : events) cudaEventDestroy(e);
-  std::sort(ms.begin(), ms.end());
-  return ms[repeats / 2];
+  std::sort(a.begin(), a.end());
+  std::sort(b.begin(), b.end());
+  return {a[repeats / 2], b[repeats / 2]};
+}
+
+double median_ms(int repeats, const std::function<void()>& work) {
+  return medians_ms(repeats, work, [] {}).first;
 }
 
 void time_layer(const Layer<Bf16>& l, std::int64_t rows, const Bf16* z, bool portable) {
@@ -267,30 +310,31 @@ void time_layer(const Layer<Bf16>& l, std::int64_t rows, const Bf16* z, bool por
   const int repeats = portable ? 3 : rows > 50000 ? 9 : 21;
   const double route = median_ms(repeats, [&] { r.route(); });
   const double sort = median_ms(repeats, [&] { r.sort(); });
-  const double experts = median_ms(repeats, [&] { r.experts(); });
-  const double again = median_ms(repeats, [&] { r.experts(); });
   const double combine = median_ms(repeats, [&] { r.combine(); });
+  std::printf(
+      "TIME %s rows %ld (%d..%d an expert): route %.3f ms, sort %.3f ms, combine %.3f ms (%.0f GB/s)\n",
+      portable ? "portable" : "sm90", static_cast<long>(rows), *least, *most, route, sort, combine,
+      (r.expanded_bytes + r.y_bytes) / combine * 1e-6);
   const double flops =
       static_cast<double>(rows) * l.shape.heads * l.shape.top_k * 3 * 2 * l.shape.dim * l.shape.hidden;
-  std::printf(
-      "TIME %s rows %ld (%d..%d an expert): route %.3f ms, sort %.3f ms, experts %.3f / %.3f ms = %.0f / "
-      "%.0f TFLOP/s, "
-      "combine %.3f ms (%.0f GB/s), experts+combine %.0f TFLOP/s\n",
-      portable ? "portable" : "sm90", static_cast<long>(rows), *least, *most, route, sort, experts, again,
-      flops / experts * 1e-9, flops / again * 1e-9, combine, (r.expanded_bytes + r.y_bytes) / combine * 1e-6,
-      flops / (std::max(experts, again) + combine) * 1e-9);
+  for (int pass = 0; pass < 2; ++pass) {  // in turns, so that both see the same temperature
+    const auto [bf16, nvfp4] = medians_ms(
+        repeats, [&] { r.experts(); }, [&] { r.experts_nvfp4(); });
+    std::printf("TIME   experts: bf16 %.3f ms = %.0f TFLOP/s, NVFP4 %.3f ms = %.0f TFLOP/s, ratio %.3f\n",
+                bf16, flops / bf16 * 1e-9, nvfp4, flops / nvfp4 * 1e-9, nvfp4 / bf16);
+  }
 }
 
 __global__ void skew(float* bias) {
   const int e = threadIdx.x;
-  bias[blockIdx.x * kRelease.experts + e] = e == 3 ? 10.0f : e % 16 == 5 ? 0.0f : -10.0f;
+  bias[blockIdx.x * kRelease.experts + e] = e == 3 ? 1e6f : e % 16 == 5 ? 0.0f : -1e6f;  // σ + bias forgets σ
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
-  bool checks = false, times = false, quick = false, small = false;
+  bool checks = false, times = false, quick = false, small = false, portable = false;
   std::int64_t once = 0;
   std::uint64_t seed = std::chrono::steady_clock::now().time_since_epoch().count() % 1000000;
   for (int i = 1; i < argc; ++i) {
@@ -301,6 +345,7 @@ int main(int argc, char** argv) {
     if (a == "--once" && i + 1 < argc) once = std::stoll(argv[++i]);
     if (a == "--patience" && i + 1 < argc) patience_s = std::stoi(argv[++i]);
     small |= a == "--small";
+    portable |= a == "--portable";
     if (a == "--seed" && i + 1 < argc) seed = std::stoull(argv[++i]);
   }
   std::printf("seed %lu\n", static_cast<unsigned long>(seed));
@@ -323,10 +368,15 @@ int main(int argc, char** argv) {
       for (std::int64_t rows : {17, 5003}) check(skewed, rows, z, "one expert for every row, 239 empty");
       for (std::int64_t rows : {1, 17, 1000}) check(l, rows, z, "random", true);
     }
-    if (once > 0) Run<Bf16>(l, once, z).all();
+    if (once > 0) {
+      Run<Bf16> r(l, once, z);
+      r.all();
+      r.experts_nvfp4();
+      finish("experts from NVFP4");
+    }
     if (times) {
       for (std::int64_t rows : {29616, 115634}) time_layer(l, rows, z, false);
-      time_layer(l, 29616, z, true);
+      if (portable) time_layer(l, 29616, z, true);
     }
   } catch (const std::exception& e) {
     std::printf("%s\n", e.what());

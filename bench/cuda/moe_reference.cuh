@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "ops/cuda/moe.h"
+#include "ops/cuda/nvfp4.cuh"
 #include "random_arrays.cuh"
 
 namespace {
@@ -15,6 +16,49 @@ using magi::cuda::SortedRouting;
 constexpr int kMaxExperts = 256, kMaxHidden = 1280, kMaxTopK = 16;  // of the references
 constexpr float kScale = 4.9f;
 constexpr int kSamples = 64;
+
+// ---------------------------------------------------------------- inputs
+
+/// NVFP4 experts whose numbers are distributed like quantised Gaussian ones; `exponents`: the matrices'
+/// scales.
+__global__ void fill_nvfp4(unsigned char* to, std::int64_t experts, magi::Nvfp4Layout layout,
+                           std::uint64_t seed, int3 exponents) {
+  // E2M1 codes of the middles of 256 equal parts of N(0, 3): how many parts each magnitude gets.
+  constexpr int kUpTo[8] = {17, 51, 83, 110, 147, 192, 227, 256};
+  const std::int64_t bytes = layout.expert_bytes(), tiles = layout.matrix_scale_at(magi::ExpertMatrix::gate);
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < experts * bytes;
+       i += static_cast<std::int64_t>(gridDim.x) * blockDim.x) {
+    const std::int64_t at = i % bytes;
+    const std::uint64_t random = mix(seed * 0x2545f4914f6cdd1dull + i);
+    const auto code = [&](unsigned bits) {
+      unsigned magnitude = 0;
+      while (static_cast<int>(bits & 255) >= kUpTo[magnitude]) ++magnitude;
+      return magnitude | (magnitude > 0 ? bits >> 8 & 1 : 0) << 3;
+    };
+    if (at >= tiles) {
+      const int matrix = static_cast<int>(at - tiles) / 4;
+      const int exponent = matrix == 0 ? exponents.x : matrix == 1 ? exponents.y : exponents.z;
+      const std::uint32_t scale = matrix < 3 ? static_cast<std::uint32_t>(127 + exponent) << 23 : 0;
+      to[i] = scale >> (at % 4 * 8) & 255;
+    } else if (at % magi::Nvfp4Layout::kTileBytes < magi::Nvfp4Layout::kTileValueBytes) {
+      to[i] = code(random) | code(random >> 16) << 4;
+    } else {
+      to[i] = 0x70 + (random >> 32 & 7);  // 128 … 240
+    }
+  }
+}
+
+/// One matrix of each expert as the checkpoint has it, [depth, columns].
+template <typename T>
+__global__ void dequantise_nvfp4(const unsigned char* from, std::int64_t experts, magi::Nvfp4Layout layout,
+                                 magi::ExpertMatrix m, T* to) {
+  const std::int64_t columns = layout.columns(m), size = layout.depth(m) * columns;
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < experts * size;
+       i += static_cast<std::int64_t>(gridDim.x) * blockDim.x)
+    to[i] = static_cast<T>(magi::cuda::nvfp4_weight(from + i / size * layout.expert_bytes(), layout, m,
+                                                    static_cast<int>(i % columns),
+                                                    static_cast<int>(i % size / columns)));
+}
 
 // ---------------------------------------------------------------- references
 

@@ -57,6 +57,13 @@ void Backend::take_scratch() {
   arena_ = std::move(arena);
 }
 
+std::size_t Backend::device_peak_bytes() const {
+  const Device device = ops_->device();
+  if (device.kind == Device::Kind::cpu) return 0;
+  const CudaDeviceInfo info = cuda_device(device);
+  return info.memory_bytes - info.free_bytes - arena_->capacity_bytes() + arena_->peak_bytes();
+}
+
 std::string Backend::describe(Device device) {
   if (device.kind == Device::Kind::cpu)
     return fmt::format("{}, {} threads", processor_name(), std::thread::hardware_concurrency());

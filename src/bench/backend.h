@@ -19,6 +19,10 @@ class Backend {
   /// but for a reserve.
   void take_scratch();
 
+  /// Highest use of the device's memory by weights, scratch and libraries; what of the scratch was never used
+  /// does not count. 0 on the CPU.
+  std::size_t device_peak_bytes() const;
+
   /// The device's name and memory.
   static std::string describe(Device device);
 

@@ -57,8 +57,9 @@ DType dtype_of(const BenchOptions& o) {
 std::string weights_text(const BenchOptions& o) {
   if (o.weights) return o.weights->string();
   if (o.model == BenchModel::turbo || o.model == BenchModel::audio) return "random weights";
-  return fmt::format("random weights, {} distinct a kind of layer, shared by all layers of the kind",
-                     o.distinct);
+  const std::string text = fmt::format(
+      "random weights, {} distinct a kind of layer, shared by all layers of the kind", o.distinct);
+  return o.model == BenchModel::preview ? fmt::format("{}; experts {}", text, name_of(o.experts)) : text;
 }
 
 }  // namespace
@@ -133,6 +134,7 @@ BenchResult run_bench(const BenchOptions& options, Progress& progress) {
     result.profile = profiler.finish();
   }
   result.scratch_bytes = backend.arena().peak_bytes();
+  result.device_bytes = backend.device_peak_bytes();
   if (options.trace)
     write_trace(*result.profile, fmt::format("{} step", name_of(options.model)), *options.trace);
   return result;
@@ -151,8 +153,10 @@ nlohmann::json to_json(const BenchOptions& o, const BenchResult& r) {
                    {"median_seconds", r.median},
                    {"digest", r.digest},
                    {"load_seconds", r.load_seconds},
-                   {"scratch_bytes", r.scratch_bytes}};
+                   {"scratch_bytes", r.scratch_bytes},
+                   {"device_peak_bytes", r.device_bytes}};
   if (!o.weights) j["distinct_layers"] = o.distinct;
+  if (o.model == BenchModel::preview) j["experts"] = name_of(o.experts);
   if (r.profile) {
     j["profiled_step_ms"] = r.profile->milliseconds;
     j["operations"] = json_of(totals_by_operation(*r.profile));
@@ -177,6 +181,8 @@ std::string to_text(const BenchOptions& o, const BenchResult& r) {
                         static_cast<std::int64_t>(i) < kDroppedSteps ? "  (does not count)" : "");
   text += fmt::format("mean {:.4f} s, median {:.4f} s; scratch {:.2f} GB; result {}\n", r.mean, r.median,
                       static_cast<double>(r.scratch_bytes) / 1e9, r.digest);
+  if (r.device_bytes > 0)
+    text += fmt::format("device memory at most {:.2f} GiB\n", static_cast<double>(r.device_bytes) / 0x1p30);
   if (r.profile && o.operations)
     text += fmt::format("\none more step, each operation timed: {:.2f} ms\n{}", r.profile->milliseconds,
                         table_of(*r.profile));

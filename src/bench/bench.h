@@ -68,6 +68,7 @@ struct BenchResult {
   std::string digest;           ///< of the last step's result
   double load_seconds = 0;
   std::size_t scratch_bytes = 0;  ///< highest use of the arena
+  std::size_t device_bytes = 0;   ///< highest use of the device's memory; 0 on the CPU
   nlohmann::json sizes;           ///< of the problem
   std::optional<Profile> profile;
 };

@@ -3,7 +3,9 @@
 
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <string_view>
+#include <vector>
 
 namespace magi {
 namespace {
@@ -32,7 +34,7 @@ Distribution distribution_of(std::string_view name, const Shape& shape) {
 }
 
 /// Values that cut the standard normal distribution into kQuantiles equal parts, at each part's middle.
-std::array<double, kQuantiles> normal_quantiles() {
+std::array<double, kQuantiles> make_normal_quantiles() {
   std::array<double, kQuantiles> table{};
   for (std::int64_t i = 0; i < kQuantiles; ++i) {
     const double p = (static_cast<double>(i) + 0.5) / static_cast<double>(kQuantiles);
@@ -44,6 +46,11 @@ std::array<double, kQuantiles> normal_quantiles() {
     table[static_cast<std::size_t>(i)] = low;
   }
   return table;
+}
+
+const std::array<double, kQuantiles>& normal_quantiles() {
+  static const std::array<double, kQuantiles> quantiles = make_normal_quantiles();
+  return quantiles;
 }
 
 /// SplitMix64's output for state x.
@@ -61,7 +68,7 @@ std::uint64_t seed_of(std::string_view name) {
 
 template <typename T>
 void fill(Tensor& tensor, std::uint64_t seed, const Distribution& d) {
-  static const std::array<double, kQuantiles> quantiles = normal_quantiles();
+  const std::array<double, kQuantiles>& quantiles = normal_quantiles();
   std::array<T, kQuantiles> table;
   for (std::size_t i = 0; i < table.size(); ++i)
     table[i] = static_cast<T>(static_cast<float>(d.mean + d.deviation * quantiles[i]));
@@ -77,6 +84,47 @@ void fill(Tensor& tensor, std::uint64_t seed, const Distribution& d) {
   }
 }
 
+/// Pairs of E2M1 codes as in quantised Gaussian weights, by 16 random bits: there the largest of 16 values
+/// becomes 6, so that their deviation is about 3.4.
+const std::vector<std::uint8_t>& value_bytes() {
+  static const std::vector<std::uint8_t> table = [] {
+    std::array<unsigned, 256> codes{};
+    for (std::size_t i = 0; i < codes.size(); ++i)
+      codes[i] = e2m1_code(static_cast<float>(3.4 * normal_quantiles()[i * 16 + 8]));
+    std::vector<std::uint8_t> bytes(1 << 16);
+    for (std::size_t i = 0; i < bytes.size(); ++i)
+      bytes[i] = static_cast<std::uint8_t>(codes[i >> 8] | codes[i & 255] << 4);
+    return bytes;
+  }();
+  return table;
+}
+
+/// Block scales of 128 … 240, as the quantiser's are, and matrix scales that make the weights' deviation
+/// 1/√depth.
+void draw_expert(const Nvfp4Layout& layout, std::uint64_t seed, std::uint8_t* to) {
+  const std::vector<std::uint8_t>& values = value_bytes();
+  const std::int64_t end = layout.matrix_scale_at(ExpertMatrix::gate);
+  std::uint64_t state = seed;
+  for (std::int64_t tile = 0; tile < end; tile += Nvfp4Layout::kTileBytes) {
+    std::uint8_t* out = to + tile;
+    for (std::int64_t i = 0; i < Nvfp4Layout::kTileValueBytes; i += 4) {
+      const std::uint64_t bits = mix(state += 0x9e3779b97f4a7c15u);
+      for (int k = 0; k < 4; ++k) out[i + k] = values[bits >> (16 * k) & 0xffff];
+    }
+    for (std::int64_t i = Nvfp4Layout::kTileValueBytes; i < Nvfp4Layout::kTileBytes; i += 8) {
+      const std::uint64_t bits =
+          (mix(state += 0x9e3779b97f4a7c15u) & 0x0707070707070707u) | 0x7070707070707070u;
+      std::memcpy(out + i, &bits, sizeof bits);
+    }
+  }
+  std::memset(to + end, 0, static_cast<std::size_t>(layout.expert_bytes() - end));
+  for (const ExpertMatrix m : {ExpertMatrix::gate, ExpertMatrix::up, ExpertMatrix::down}) {
+    const double deviation = 1 / std::sqrt(static_cast<double>(layout.depth(m)));
+    const float scale = std::ldexp(1.0f, static_cast<int>(std::lround(std::log2(deviation / (184 * 3.1)))));
+    std::memcpy(to + layout.matrix_scale_at(m), &scale, sizeof scale);
+  }
+}
+
 }  // namespace
 
 Tensor RandomStore::get(const std::string& name, const Shape& expected) const {
@@ -89,8 +137,21 @@ Tensor RandomStore::get(const std::string& name, const Shape& expected) const {
   return tensor;
 }
 
-Tensor RandomStore::read(const std::string& name, const TensorInfo&) const {
-  fail("{}: {} is drawn by its shape, and has none here", where(), name);
+void RandomStore::add_nvfp4(const std::string& name, std::int64_t heads, const Nvfp4Layout& layout) {
+  nvfp4_[name] = layout;
+  entries_[name] = {
+      .dtype = DType::u8, .shape = {heads, layout.head_bytes()}, .file = where(), .stored_as = "U8"};
+}
+
+Tensor RandomStore::read(const std::string& name, const TensorInfo& info) const {
+  const Nvfp4Layout& layout = nvfp4_.at(name);
+  Tensor tensor = Tensor::empty(DType::u8, info.shape);
+  std::uint8_t* out = tensor.data<std::uint8_t>();
+  const std::int64_t experts = info.shape[0] * layout.experts, bytes = layout.expert_bytes();
+#pragma omp parallel for schedule(static)
+  for (std::int64_t e = 0; e < experts; ++e)
+    draw_expert(layout, mix(seed_of(name) + static_cast<std::uint64_t>(e)), out + e * bytes);
+  return tensor;
 }
 
 }  // namespace magi

@@ -54,12 +54,21 @@ auto repeat(Step step) {
   };
 }
 
+/// Four-bit experts are drawn as such: quantising numbers would take minutes.
+void add_packed_experts(RandomStore& store, const PreviewConfig& config) {
+  for (const std::int64_t i : config.moe_layers)
+    store.add_nvfp4(fmt::format("block.layers.{}.mlp.moe_mlp.{}", i, kPackedExperts), config.moe_heads,
+                    {config.experts, config.moe_width / config.moe_heads, config.expert_hidden});
+}
+
 Workload preview_workload(Ops& ops, const BenchOptions& o, Progress& progress) {
   auto config = PreviewConfig::from(config_or_release(o, nlohmann::json::object()));
   config.expert_format = o.experts;
+  RandomStore random;
+  if (o.experts == ExpertFormat::nvfp4) add_packed_experts(random, config);
   std::shared_ptr<const Preview> model =
       o.weights ? load_preview(ops, *open_checkpoint(*o.weights), config, o.dtype)
-                : synthetic_preview(ops, RandomStore(), config, o.dtype, {o.distinct});
+                : synthetic_preview(ops, random, config, o.dtype, {o.distinct});
   const ClipSize clip = clip_size(o);
   const LatentGrid grid{clip.latents, clip.height / 16, clip.width / 16};
   NoiseGenerator noise(kSeed);

@@ -16,5 +16,7 @@ enum class ExpertFormat : std::uint8_t {
 
 /// "bf16", "nvfp4" or "nvfp4-fake"; throws Error for other names.
 ExpertFormat expert_format(std::string_view name);
+/// The reverse; "stored" for stored.
+std::string_view name_of(ExpertFormat format);
 
 }  // namespace magi

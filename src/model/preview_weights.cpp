@@ -134,6 +134,20 @@ ExpertFormat expert_format(std::string_view name) {
   return ExpertFormat::nvfp4_fake;
 }
 
+std::string_view name_of(ExpertFormat format) {
+  switch (format) {
+    case ExpertFormat::bf16:
+      return "bf16";
+    case ExpertFormat::nvfp4:
+      return "nvfp4";
+    case ExpertFormat::nvfp4_fake:
+      return "nvfp4-fake";
+    case ExpertFormat::stored:
+      break;
+  }
+  return "stored";
+}
+
 bool PreviewConfig::per_modality(std::int64_t layer) const {
   return contains(per_modality_layers, layer);
 }

@@ -16,6 +16,12 @@
 
 namespace magi {
 
+#ifdef __CUDACC__  // kernels ask the layout too
+#define MAGI2_CALLABLE __host__ __device__
+#else
+#define MAGI2_CALLABLE
+#endif
+
 struct ExpertWeight;
 
 inline constexpr std::int64_t kNvfp4Block = 16;
@@ -53,39 +59,48 @@ struct Nvfp4Layout {
   static constexpr std::int64_t kRowBytes = 32;     ///< values of one column of a tile
   static constexpr std::int64_t kRowBlocks = 4;     ///< blocks of one column of a tile
 
-  constexpr std::int64_t columns(ExpertMatrix m) const { return m == ExpertMatrix::down ? dim : hidden; }
-  constexpr std::int64_t depth(ExpertMatrix m) const { return m == ExpertMatrix::down ? hidden : dim; }
-  constexpr std::int64_t blocks(ExpertMatrix m) const { return (depth(m) + kNvfp4Block - 1) / kNvfp4Block; }
+  MAGI2_CALLABLE constexpr std::int64_t columns(ExpertMatrix m) const {
+    return m == ExpertMatrix::down ? dim : hidden;
+  }
+  MAGI2_CALLABLE constexpr std::int64_t depth(ExpertMatrix m) const {
+    return m == ExpertMatrix::down ? hidden : dim;
+  }
+  MAGI2_CALLABLE constexpr std::int64_t blocks(ExpertMatrix m) const {
+    return (depth(m) + kNvfp4Block - 1) / kNvfp4Block;
+  }
 
   /// Bytes from the expert's first one to the 32 bytes of the values of `column` in the tile of `block`.
-  constexpr std::int64_t row_at(ExpertMatrix m, std::int64_t column, std::int64_t block) const {
+  MAGI2_CALLABLE constexpr std::int64_t row_at(ExpertMatrix m, std::int64_t column,
+                                               std::int64_t block) const {
     const std::int64_t row = column % kTile;
     return tile_at(m, column, block) + (row ^ (row / 4 % 4)) * kRowBytes;
   }
   /// Where among these 32 is byte `i` (0…7) of a block, which holds values i (low half) and i + 8.
-  static constexpr std::int64_t byte_of(std::int64_t block, std::int64_t i) {
+  MAGI2_CALLABLE static constexpr std::int64_t byte_of(std::int64_t block, std::int64_t i) {
     return i / 2 * 8 + block % 4 / 2 * 4 + i % 2 * 2 + block % 2;
   }
   /// Bytes from the expert's first one to the block's scale, E4M3.
-  constexpr std::int64_t scale_at(ExpertMatrix m, std::int64_t column, std::int64_t block) const {
+  MAGI2_CALLABLE constexpr std::int64_t scale_at(ExpertMatrix m, std::int64_t column,
+                                                 std::int64_t block) const {
     return tile_at(m, column, block) + kTileValueBytes + column % kTile * kRowBlocks + block % kRowBlocks;
   }
   /// … to the matrix' scale, f32.
-  constexpr std::int64_t matrix_scale_at(ExpertMatrix m) const {
+  MAGI2_CALLABLE constexpr std::int64_t matrix_scale_at(ExpertMatrix m) const {
     return 3 * tiles(dim) * tiles(hidden) * kTileBytes + 4 * static_cast<std::int64_t>(m);
   }
   /// Which of a block's 16 nibbles holds value `k`: nibble i is byte i / 2, its low half where i is even.
-  static constexpr int nibble_of(int k) { return k % 8 * 2 + k / 8; }
+  MAGI2_CALLABLE static constexpr int nibble_of(int k) { return k % 8 * 2 + k / 8; }
 
   /// A multiple of 128.
-  constexpr std::int64_t expert_bytes() const {
+  MAGI2_CALLABLE constexpr std::int64_t expert_bytes() const {
     return (matrix_scale_at(ExpertMatrix::gate) + 16 + 127) / 128 * 128;
   }
-  constexpr std::int64_t head_bytes() const { return experts * expert_bytes(); }
+  MAGI2_CALLABLE constexpr std::int64_t head_bytes() const { return experts * expert_bytes(); }
 
  private:
-  static constexpr std::int64_t tiles(std::int64_t n) { return (n + kTile - 1) / kTile; }
-  constexpr std::int64_t tile_at(ExpertMatrix m, std::int64_t column, std::int64_t block) const {
+  MAGI2_CALLABLE static constexpr std::int64_t tiles(std::int64_t n) { return (n + kTile - 1) / kTile; }
+  MAGI2_CALLABLE constexpr std::int64_t tile_at(ExpertMatrix m, std::int64_t column,
+                                                std::int64_t block) const {
     const std::int64_t across = column / kTile, down = block / kRowBlocks, wide = tiles(dim);
     const std::int64_t tile = m == ExpertMatrix::down
                                   ? (3 * down + 2) * wide + across
@@ -93,6 +108,8 @@ struct Nvfp4Layout {
     return tile * kTileBytes;
   }
 };
+
+#undef MAGI2_CALLABLE
 
 Nvfp4Layout nvfp4_layout(const ExpertWeight& w);
 

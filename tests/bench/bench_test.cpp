@@ -151,6 +151,28 @@ TEST(Bench, SameResultAgainAndAnotherForOtherWeights) {
   EXPECT_NE(run(o).digest, first);
 }
 
+TEST(Bench, Nvfp4ExpertsAreDrawnInTheSizeOfOthers) {
+  RandomStore store;
+  const Nvfp4Layout layout{3, 96, 160};
+  store.add_nvfp4("packed", 2, layout);
+  const Tensor packed = store.load("packed");
+  const PlainExperts plain = dequantize_experts(static_cast<const std::byte*>(packed.raw()), 6, layout);
+  for (const auto& [t, depth] : {std::pair(plain.gate, 96.0), {plain.up, 96.0}, {plain.down, 160.0}}) {
+    double mean = 0, square = 0;
+    const Tensor f = t.to(DType::f32);
+    for (const float v : f.values<float>()) mean += v, square += static_cast<double>(v) * v;
+    const double n = static_cast<double>(f.numel()), ratio = std::sqrt(square / n * depth);
+    EXPECT_LT(std::abs(mean / n) * std::sqrt(depth), 0.05);
+    EXPECT_TRUE(ratio > 0.65 && ratio < 1.55) << ratio;
+  }
+  BenchOptions o = tiny();
+  const std::string numbers = run(o).digest;
+  o.experts = ExpertFormat::nvfp4;
+  const BenchResult result = run(o);
+  EXPECT_NE(result.digest, numbers);
+  EXPECT_EQ(to_json(o, result).at("experts"), "nvfp4");
+}
+
 TEST(Bench, RunsTheOtherModels) {
   for (const BenchModel model : {BenchModel::refiner, BenchModel::text}) {
     BenchOptions o = tiny(model);

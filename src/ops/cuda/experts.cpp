@@ -24,8 +24,9 @@ MoeShape shape_of(const Tensor& z, std::int64_t heads, std::int64_t experts, std
           static_cast<int>(top_k)};
 }
 
-/// What waits to be combined, at most, about: at the release's 540p the results of all heads.
-constexpr std::int64_t kWaiting = std::int64_t{9} << 29;
+/// What waits to be combined, at most, about: at the release's 272p the results of all heads. More at once
+/// would be no faster.
+constexpr std::int64_t kWaiting = std::int64_t{5} << 28;
 
 /// Sorted routing, then the results of the heads that are run at once, all of them where they fit.
 struct ExpertScratch {
@@ -43,9 +44,9 @@ struct ExpertScratch {
   }
 };
 
-/// Weights of the Hopper kernels are one tensor; the portable ones have three.
+/// The Hopper kernels' own layout of bf16 weights is one tensor; the portable kernels have three.
 bool is_packed(const ExpertWeight& w) {
-  return !w.up.defined();
+  return !w.up.defined() && !w.nvfp4.defined();
 }
 
 bool aligned_for_hopper(const Tensor& z) {
@@ -115,10 +116,10 @@ std::int64_t CudaOps::experts_scratch(const Tensor& z, const Routing& routing, c
 void CudaOps::do_experts(const Tensor& z, const Routing& routing, const ExpertWeight& w, Tensor& y) {
   if (z.dim(0) == 0) return;
   const MoeShape shape = shape_of(z, w.heads, w.experts, w.hidden, routing.index.dim(2));
-  require(
-      is_packed(w) ? aligned_for_hopper(z) && cuda::moe_sm90_takes(shape) : cuda::moe_portable_takes(shape),
-      "experts: width {} by {}, top {}: the GPU's kernels do not take this", shape.dim, shape.hidden,
-      shape.top_k);
+  const bool on_hopper = aligned_for_hopper(z) && cuda::moe_sm90_takes(shape);
+  require(is_packed(w) ? on_hopper : cuda::moe_portable_takes(shape),
+          "experts: width {} by {}, top {}: the GPU's kernels do not take this", shape.dim, shape.hidden,
+          shape.top_k);
   const ExpertScratch parts(shape, z.dtype());
   const cuda::SortedRouting sorted =
       cuda::sort_routing(routing.index.data<std::int32_t>(), scratch(), shape, stream());
@@ -129,10 +130,19 @@ void CudaOps::do_experts(const Tensor& z, const Routing& routing, const ExpertWe
     if (is_packed(w)) {
       cuda::run_experts(z.raw(), z.pitch(), w.gate.rows(first, count).raw(), sorted, expanded, first, count,
                         shape, stream());
+    } else if (w.nvfp4.defined() && on_hopper) {
+      cuda::run_experts_nvfp4(z.raw(), z.pitch(), w.nvfp4.rows(first, count).raw(), sorted, expanded, first,
+                              count, shape, stream());
     } else {
-      const auto of = [&](const Tensor& t) { return t.rows(first * w.experts, count * w.experts).raw(); };
-      cuda::run_experts_portable(z.raw(), z.pitch(), z.dtype(), of(w.gate), of(w.up), of(w.down), sorted,
-                                 expanded, first, count, shape, stream());
+      cuda::PortableExperts weights;
+      if (w.nvfp4.defined()) {
+        weights.nvfp4 = w.nvfp4.rows(first, count).raw();
+      } else {
+        const auto of = [&](const Tensor& t) { return t.rows(first * w.experts, count * w.experts).raw(); };
+        weights = {of(w.gate), of(w.up), of(w.down)};
+      }
+      cuda::run_experts_portable(z.raw(), z.pitch(), z.dtype(), weights, sorted, expanded, first, count,
+                                 shape, stream());
     }
     cuda::combine_experts(expanded, routing.weight.data<float>(), y.raw(), y.pitch(), z.dtype(), first, count,
                           shape, stream());

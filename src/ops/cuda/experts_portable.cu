@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fused expert FFN for any architecture from sm_80 and any sizes (dim ≤ 256). bf16: 64 rows a block, four
 // warps of 16 rows on mma.sync; hidden columns in chunks of 32, weights by cp.async, the next gate/up load
-// running under the down product and the next down load under gate/up. f32: plain arithmetic, for checking.
+// running under the down product and the next down load under gate/up. NVFP4 weights are dequantised on the
+// way to shared memory. f32: plain arithmetic, for checking.
 #include <cuda_bf16.h>
 
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/moe.h"
+#include "ops/cuda/nvfp4.cuh"
 
 namespace magi::cuda {
 namespace {
@@ -14,12 +16,18 @@ using Bf16 = __nv_bfloat16;
 
 struct PortableArgs {
   const void *z, *gate, *up, *down;
+  const unsigned char* nvfp4;  ///< instead of gate, up and down
   std::int64_t z_pitch, slots;
   const int* order;
   const int4* items;
   const int* head_items;
   void* expanded;
   int first_head, last_head, experts, dim, hidden, top_k;
+
+  __device__ float nvfp4_weight(int expert, ExpertMatrix m, int column, int k) const {
+    const Nvfp4Layout layout{experts, dim, hidden};
+    return cuda::nvfp4_weight(nvfp4 + expert * layout.expert_bytes(), layout, m, column, k);
+  }
 };
 
 /// Part of a work item: `rows` rows of an expert.
@@ -116,6 +124,16 @@ __device__ __forceinline__ std::uint32_t pack(float low, float high) {
 template <int kDim>
 __device__ void load_gate_up(PortableTiles<kDim>& s, const PortableArgs& a, int expert, int chunk,
                              bool wide) {
+  if (a.nvfp4) {
+    for (int i = threadIdx.x; i < kDim * kChunk; i += kThreads) {
+      const int column = i / kDim, k = i % kDim, hidden = chunk * kChunk + column;
+      const bool inside = k < a.dim && hidden < a.hidden;
+      s.gate[k][column] =
+          __float2bfloat16(inside ? a.nvfp4_weight(expert, ExpertMatrix::gate, hidden, k) : 0.0f);
+      s.up[k][column] = __float2bfloat16(inside ? a.nvfp4_weight(expert, ExpertMatrix::up, hidden, k) : 0.0f);
+    }
+    return;
+  }
   const std::int64_t base = static_cast<std::int64_t>(expert) * a.dim * a.hidden + chunk * kChunk;
   constexpr int kPieces = kChunk / 8;
   for (int i = threadIdx.x; i < kDim * kPieces; i += kThreads) {
@@ -128,6 +146,15 @@ __device__ void load_gate_up(PortableTiles<kDim>& s, const PortableArgs& a, int 
 
 template <int kDim>
 __device__ void load_down(PortableTiles<kDim>& s, const PortableArgs& a, int expert, int chunk, bool wide) {
+  if (a.nvfp4) {
+    for (int i = threadIdx.x; i < kDim * kChunk; i += kThreads) {
+      const int column = i / kChunk, k = i % kChunk, hidden = chunk * kChunk + k;
+      const bool inside = column < a.dim && hidden < a.hidden;
+      s.down[k][column] =
+          __float2bfloat16(inside ? a.nvfp4_weight(expert, ExpertMatrix::down, column, hidden) : 0.0f);
+    }
+    return;
+  }
   constexpr int kPieces = kDim / 8;
   for (int i = threadIdx.x; i < kChunk * kPieces; i += kThreads) {
     const int k = i / kPieces, piece = i % kPieces, hidden = chunk * kChunk + k;
@@ -267,7 +294,10 @@ __global__ __launch_bounds__(kF32Threads) void experts_f32_kernel(const __grid_c
       float gate[4] = {}, up[4] = {};
       for (int k = 0; k < a.dim && column < a.hidden; ++k) {
         const std::int64_t at = base + static_cast<std::int64_t>(k) * a.hidden + column;
-        const float g = static_cast<const float*>(a.gate)[at], u = static_cast<const float*>(a.up)[at];
+        const float g = a.nvfp4 ? a.nvfp4_weight(part.expert, ExpertMatrix::gate, column, k)
+                                : static_cast<const float*>(a.gate)[at];
+        const float u = a.nvfp4 ? a.nvfp4_weight(part.expert, ExpertMatrix::up, column, k)
+                                : static_cast<const float*>(a.up)[at];
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
           gate[r] = fmaf(z[rows + r][k], g, gate[r]);
@@ -280,7 +310,9 @@ __global__ __launch_bounds__(kF32Threads) void experts_f32_kernel(const __grid_c
       if (t >= a.dim) continue;
       for (int k = 0; k < min(kF32Chunk, a.hidden - first); ++k) {
         const float w =
-            static_cast<const float*>(a.down)[base + static_cast<std::int64_t>(first + k) * a.dim + t];
+            a.nvfp4
+                ? a.nvfp4_weight(part.expert, ExpertMatrix::down, t, first + k)
+                : static_cast<const float*>(a.down)[base + static_cast<std::int64_t>(first + k) * a.dim + t];
 #pragma unroll
         for (int r = 0; r < kF32Rows; ++r) sum[r] = fmaf(h[r][k], w, sum[r]);
       }
@@ -307,13 +339,14 @@ void launch_bf16(const PortableArgs& args, int blocks, cudaStream_t stream) {
 
 }  // namespace
 
-void run_experts_portable(const void* z, std::int64_t z_pitch, DType dtype, const void* gate, const void* up,
-                          const void* down, const SortedRouting& sorted, void* expanded, int first_head,
-                          int head_count, const MoeShape& shape, cudaStream_t stream) {
+void run_experts_portable(const void* z, std::int64_t z_pitch, DType dtype, const PortableExperts& weights,
+                          const SortedRouting& sorted, void* expanded, int first_head, int head_count,
+                          const MoeShape& shape, cudaStream_t stream) {
   const PortableArgs args{z,
-                          gate,
-                          up,
-                          down,
+                          weights.gate,
+                          weights.up,
+                          weights.down,
+                          static_cast<const unsigned char*>(weights.nvfp4),
                           z_pitch,
                           shape.rows * shape.top_k,
                           sorted.order,

@@ -9,9 +9,9 @@
 // under the other's products; one producer warpgroup: warp 0 streams weight blocks, warp 1 hands out work
 // items, warps 2 and 3 gather rows of z. What was tried besides (turns, clusters with multicast, half
 // chunks): docs/performance.md.
+#include "ops/cuda/experts_sm90.cuh"
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/moe.h"
-#include "ops/cuda/moe_sm90.cuh"
 
 #ifndef MAGI_SM90A
 #pragma nv_diag_suppress 177  // elsewhere the kernel has no body, and its parts no use
@@ -21,12 +21,8 @@ namespace magi::cuda {
 namespace moe {
 namespace {
 
-constexpr int kItemSlots = 4;
-constexpr int kConsumerWarps = 8;
-
 struct ExpertsShared : Tiles {
-  std::uint64_t item_full[kItemSlots], item_empty[kItemSlots];
-  int4 item[kItemSlots];
+  ItemRing items;
 };
 
 struct ExpertsArgs {
@@ -42,70 +38,11 @@ struct ExpertsArgs {
   int first_head, last_head, experts, top_k, chunks;
 };
 
-__device__ __forceinline__ float min_nan(float a, float b) {
-  float r;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
-  return r;
-}
-__device__ __forceinline__ float max_nan(float a, float b) {
-  float r;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
-  return r;
-}
-
-__device__ __forceinline__ float swiglu7(float a, float b) {
-  a = min_nan(a, 7.0f);
-  b = min_nan(max_nan(b, -7.0f), 7.0f);
-  float e = exp2_fast(a * (-1.702f * 1.4426950408889634f));
-  return fmaf(a, b, a) * reciprocal_fast(1.0f + e);
-}
-
-/// Reader of the ring of work items: a whole warp, or one thread. next is false after the last item.
-template <bool kWarp>
-struct Items {
-  ExpertsShared& s;
-  int slot = 0;
-  std::uint32_t parity = 0;
-  __device__ __forceinline__ bool next(int4& item) {
-    barrier_wait(&s.item_full[slot], parity);
-    // One thread reads and gives the slot back; the others have its word.
-    if (!kWarp || threadIdx.x % 32 == 0) {
-      item = s.item[slot];
-      barrier_arrive(&s.item_empty[slot]);
-    }
-    if constexpr (kWarp) {
-      item.x = __shfl_sync(0xffffffffu, item.x, 0);
-      item.y = __shfl_sync(0xffffffffu, item.y, 0);
-      item.z = __shfl_sync(0xffffffffu, item.z, 0);
-      item.w = __shfl_sync(0xffffffffu, item.w, 0);
-    }
-    if (++slot == kItemSlots) {
-      slot = 0;
-      parity ^= 1;
-    }
-    return item.z > 0;
-  }
-};
-
 // ---------------------------------------------------------------- producers
-
-/// Hands out items in turn, first come first served; one thread.
-__device__ void hand_out(ExpertsShared& s, const ExpertsArgs& a) {
-  int begin = a.head_items[a.first_head], end = a.head_items[a.last_head];
-  for (int n = 0;; ++n) {
-    int slot = n % kItemSlots;
-    barrier_wait(&s.item_empty[slot], ((n / kItemSlots) & 1) ^ 1);
-    int at = begin + atomicAdd(a.cursor, 1);
-    int4 item = at < end ? a.items[at] : make_int4(0, 0, 0, 0);
-    s.item[slot] = item;
-    barrier_arrive(&s.item_full[slot]);
-    if (item.z == 0) return;
-  }
-}
 
 /// Streams an expert's weights, 32 KB blocks in the order of use; one thread.
 __device__ void stream_weights(ExpertsShared& s, const ExpertsArgs& a) {
-  Items<false> items{s};
+  Items<false> items{s.items};
   Ring ring;
   int4 item{};
   const int blocks = a.chunks * kBlocksPerChunk;
@@ -122,7 +59,7 @@ __device__ void stream_weights(ExpertsShared& s, const ExpertsArgs& a) {
 
 /// Gathers the rows of z by routing: 32 of each warpgroup's 64; one warp.
 __device__ void gather_rows(ExpertsShared& s, const ExpertsArgs& a, int half, int lane) {
-  Items<true> items{s};
+  Items<true> items{s.items};
   int4 item{};
   std::uint32_t parity[2] = {1, 1};
   while (items.next(item)) {
@@ -138,7 +75,7 @@ __device__ void gather_rows(ExpertsShared& s, const ExpertsArgs& a, int half, in
 #pragma unroll 1
       for (int i = 0; i < 32; ++i) {
         int row = __shfl_sync(0xffffffffu, token, i);
-        if (row >= 0) copy_row(s, base + i, z + row * a.z_pitch, lane);
+        if (row >= 0) copy_row(s.z, base + i, z + row * a.z_pitch, lane);
       }
       copies_wait();
       fence_async_proxy();
@@ -209,7 +146,7 @@ __device__ __forceinline__ void consume(ExpertsShared& s, const ExpertsArgs& a) 
   const std::uint64_t z = k_major_operand(s.z[0] + group * (kZTile / 2));
   const std::uint64_t ring_base = k_major_operand(s.ring[0]);
   auto block = [&](int stage) { return ring_base + static_cast<std::uint64_t>(stage * (kBlockBytes >> 4)); };
-  Items<true> items{s};
+  Items<true> items{s.items};
   Ring ring;
   int4 item{};
   std::uint32_t z_parity = 0;
@@ -290,10 +227,7 @@ __global__ __launch_bounds__(kThreads, 1) void experts_kernel(const __grid_const
       barrier_init(&s.z_full[i], 2);
       barrier_init(&s.z_empty[i], 4);
     }
-    for (int i = 0; i < kItemSlots; ++i) {
-      barrier_init(&s.item_full[i], 1);
-      barrier_init(&s.item_empty[i], kConsumerWarps + 3);
-    }
+    s.items.init();
     fence_barrier_init();
   }
   __syncthreads();
@@ -304,7 +238,7 @@ __global__ __launch_bounds__(kThreads, 1) void experts_kernel(const __grid_const
     if (warp == 0) {
       if (lane == 0) stream_weights(s, a);
     } else if (warp == 1) {
-      if (lane == 0) hand_out(s, a);
+      if (lane == 0) hand_out(s.items, a, [](int) { return true; });
     } else {
       gather_rows(s, a, warp - 2, lane);
     }

@@ -6,7 +6,7 @@
 // Order of use, per layer: route → sort_routing → run_experts → combine_experts. The last two may be run head
 // range by head range (weights are lent by head); the others do all heads. route and run_experts exist twice:
 // for Hopper (sizes that satisfy moe_sm90_takes, packed weights) and portable (any architecture from sm_80,
-// weights as in the checkpoint).
+// weights as in the checkpoint). Both take NVFP4 weights as they lie in files.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -53,8 +53,8 @@ void pack_router(const float* gate, void* packed, const MoeShape& shape, cudaStr
 
 /// z [N, H·dim] bf16, pitch elements from row to row (a multiple of 8, z 16-byte aligned); bias [H·E] f32.
 /// Writes index [N,H,k] i32 by falling score (equal scores: lower index first) and weight [N,H,k] f32 = σ of
-/// the chosen / max(Σ, 1e-12) · scale; the σ is recovered as score − bias. A row with NaN gets indices within
-/// range.
+/// the chosen / max(Σ, 1e-12) · scale; the σ is score − bias, or computed anew where |bias| > 1. A row with
+/// NaN gets indices within range.
 void route(const void* z, std::int64_t z_pitch, const void* packed_router, const float* bias, float scale,
            int* index, float* weight, const MoeShape& shape, cudaStream_t stream);
 
@@ -78,6 +78,12 @@ SortedRouting sort_routing(const int* index, void* workspace, const MoeShape& sh
 void run_experts(const void* z, std::int64_t z_pitch, const void* packed, const SortedRouting& sorted,
                  void* expanded, int first_head, int head_count, const MoeShape& shape, cudaStream_t stream);
 
+/// The same with NVFP4 weights (ops/nvfp4.h): experts = head `first_head`'s first byte, 128-byte aligned. The
+/// results are run_experts' with the dequantised weights, bit for bit.
+void run_experts_nvfp4(const void* z, std::int64_t z_pitch, const void* experts, const SortedRouting& sorted,
+                       void* expanded, int first_head, int head_count, const MoeShape& shape,
+                       cudaStream_t stream);
+
 /// y [N, pitch], columns head·dim… of the heads in the range: Σ weight·E(z), f32 in order of choice. expanded
 /// and y in `dtype` (f32 or bf16); pitch in elements; in bf16 with dim and pitch multiples of 8, both 16-byte
 /// aligned.
@@ -93,11 +99,17 @@ bool moe_portable_takes(const MoeShape& shape);
 void route_portable(const void* z, std::int64_t z_pitch, DType dtype, const float* gate, const float* bias,
                     float scale, int* index, float* weight, const MoeShape& shape, cudaStream_t stream);
 
-/// As run_experts; z, expanded and gate, up [heads·E, dim, hidden], down [heads·E, hidden, dim] (of the
-/// range's heads) in `dtype`. bf16: tensor cores through mma.sync; f32: plain f32 arithmetic, for checking. z
-/// 16-byte aligned, and the weights.
-void run_experts_portable(const void* z, std::int64_t z_pitch, DType dtype, const void* gate, const void* up,
-                          const void* down, const SortedRouting& sorted, void* expanded, int first_head,
-                          int head_count, const MoeShape& shape, cudaStream_t stream);
+/// Weights of a range of heads for the portable kernels: gate, up [heads·E, dim, hidden], down [heads·E,
+/// hidden, dim] in z's dtype, 16-byte aligned; or the same as NVFP4 (ops/nvfp4.h), the others null then.
+struct PortableExperts {
+  const void *gate = nullptr, *up = nullptr, *down = nullptr;
+  const void* nvfp4 = nullptr;
+};
+
+/// As run_experts; z and expanded in `dtype`. bf16: tensor cores through mma.sync; f32: plain f32 arithmetic,
+/// for checking. z 16-byte aligned.
+void run_experts_portable(const void* z, std::int64_t z_pitch, DType dtype, const PortableExperts& weights,
+                          const SortedRouting& sorted, void* expanded, int first_head, int head_count,
+                          const MoeShape& shape, cudaStream_t stream);
 
 }  // namespace magi::cuda

@@ -63,8 +63,9 @@ __device__ __forceinline__ void copies_wait() {
 }
 
 /// One warp puts row `row` of z (512 bytes) into the swizzled tiles; lane l moves piece l.
-__device__ __forceinline__ void copy_row(Tiles& s, int row, const void* z_row, int lane) {
-  std::uint32_t to = shared_address(s.z[lane / 8]) + row * 128 + ((lane % 8) ^ (row % 8)) * 16;
+__device__ __forceinline__ void copy_row(unsigned char (&z)[kDim / 64][kZTile], int row, const void* z_row,
+                                         int lane) {
+  std::uint32_t to = shared_address(z[lane / 8]) + row * 128 + ((lane % 8) ^ (row % 8)) * 16;
   copy16(to, static_cast<const uint4*>(z_row) + lane);
 }
 

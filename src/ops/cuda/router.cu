@@ -63,13 +63,39 @@ __device__ void load_rows(Tiles& s, const RouteArgs& a, int half, int lane) {
       barrier_wait(&s.z_empty[group], parity);
       const int base = group * 64 + half * 32;
       for (int i = base; i < base + 32; ++i)
-        if (item.row + i < a.rows) copy_row(s, i, z + (item.row + i) * a.z_pitch, lane);
+        if (item.row + i < a.rows) copy_row(s.z, i, z + (item.row + i) * a.z_pitch, lane);
       copies_wait();
       fence_async_proxy();
       __syncwarp();
       if (lane == 0) barrier_arrive(&s.z_full[group]);
     }
   }
+}
+
+/// A bias beyond this leaves too little of σ in σ + bias.
+constexpr float kLargeBias = 1.0f;
+
+/// σ of one column of the row, from its product anew; a quad of threads, 64 of K each.
+__device__ __forceinline__ float sigma_anew(const RouteArgs& a, std::int64_t row, int head, int column,
+                                            int quad) {
+  const uint4* z =
+      reinterpret_cast<const uint4*>(a.z + min(row, a.rows - 1) * a.z_pitch + head * kDim + quad * 64);
+  const unsigned char* gate = a.gate + (static_cast<std::int64_t>(head) * kGateBlocks + quad) * kBlockBytes;
+  float sum = 0;
+#pragma unroll 1
+  for (int i = 0; i < kTerms * 8; ++i) {  // small terms first
+    const uint4 x = __ldg(z + i % 8), w = __ldg(reinterpret_cast<const uint4*>(
+                                          gate + i / 8 * 4 * kBlockBytes + swizzled(column, i % 8)));
+    const std::uint32_t xs[] = {x.x, x.y, x.z, x.w}, ws[] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      sum = fmaf(__uint_as_float(xs[j] << 16), __uint_as_float(ws[j] << 16), sum);
+      sum = fmaf(__uint_as_float(xs[j] & 0xffff0000u), __uint_as_float(ws[j] & 0xffff0000u), sum);
+    }
+  }
+  sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+  sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+  return reciprocal_fast(1.0f + exp2_fast(sum * -1.4426950408889634f));
 }
 
 /// Top k of a row whose 256 scores lie in a quad of threads, 64 each (`score[4j + b + 2·kHalf]` is column 8j
@@ -104,7 +130,12 @@ __device__ __forceinline__ void choose(float (&score)[128], const RouteArgs& a, 
       if (mine == 8 * j + 1) score[4 * j + 2 * kHalf + 1] = -INFINITY;
     }
     chosen[k] = column;
-    p[k] = best - __ldg(a.bias + head * kExperts + column);
+    const float bias = __ldg(a.bias + head * kExperts + column);
+    p[k] = best - bias;
+    if (__any_sync(0xffffffffu, fabsf(bias) > kLargeBias)) {
+      const float anew = sigma_anew(a, row, head, column, quad);
+      if (fabsf(bias) > kLargeBias) p[k] = anew;
+    }
     sum += fabsf(p[k]);
   }
   if (row >= a.rows) return;

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the expert FFN's two Hopper kernels share (bf16 weights, NVFP4 weights): the ring that hands work
+// items to warps, and the activation.
+#pragma once
+
+#include "ops/cuda/moe_sm90.cuh"
+
+namespace magi::cuda::moe {
+
+inline constexpr int kItemSlots = 4;
+inline constexpr int kConsumerWarps = 8;
+inline constexpr int kItemReaders =
+    kConsumerWarps + 3;  ///< the consumers, who streams weights, two who gather rows
+
+/// Work items on their way from the warp that fetches them to all others.
+struct ItemRing {
+  std::uint64_t full[kItemSlots], empty[kItemSlots];
+  int4 item[kItemSlots];
+
+  __device__ __forceinline__ void init() {
+    for (int i = 0; i < kItemSlots; ++i) {
+      barrier_init(&full[i], 1);
+      barrier_init(&empty[i], kItemReaders);
+    }
+  }
+};
+
+/// Reader of the ring: a whole warp, or one thread. next is false after the last item.
+template <bool kWarp>
+struct Items {
+  ItemRing& ring;
+  int slot = 0;
+  std::uint32_t parity = 0;
+  __device__ __forceinline__ bool next(int4& item) {
+    barrier_wait(&ring.full[slot], parity);
+    // One thread reads and gives the slot back; the others have its word.
+    if (!kWarp || threadIdx.x % 32 == 0) {
+      item = ring.item[slot];
+      barrier_arrive(&ring.empty[slot]);
+    }
+    if constexpr (kWarp) {
+      item.x = __shfl_sync(0xffffffffu, item.x, 0);
+      item.y = __shfl_sync(0xffffffffu, item.y, 0);
+      item.z = __shfl_sync(0xffffffffu, item.z, 0);
+      item.w = __shfl_sync(0xffffffffu, item.w, 0);
+    }
+    if (++slot == kItemSlots) {
+      slot = 0;
+      parity ^= 1;
+    }
+    return item.z > 0;
+  }
+};
+
+/// Hands out the items of heads [first_head, last_head) whose number of rows `takes`, in turn, first come
+/// first served; one thread.
+template <typename Args, typename Takes>
+__device__ void hand_out(ItemRing& ring, const Args& a, const Takes& takes) {
+  const int begin = a.head_items[a.first_head], end = a.head_items[a.last_head];
+  for (int n = 0;; ++n) {
+    const int slot = n % kItemSlots;
+    barrier_wait(&ring.empty[slot], ((n / kItemSlots) & 1) ^ 1);
+    int4 item;
+    do {
+      const int at = begin + atomicAdd(a.cursor, 1);
+      item = at < end ? a.items[at] : make_int4(0, 0, 0, 0);
+    } while (item.z > 0 && !takes(item.z));
+    ring.item[slot] = item;
+    barrier_arrive(&ring.full[slot]);
+    if (item.z == 0) return;
+  }
+}
+
+__device__ __forceinline__ float min_nan(float a, float b) {
+  float r;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+}
+__device__ __forceinline__ float max_nan(float a, float b) {
+  float r;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+}
+
+__device__ __forceinline__ float swiglu7(float a, float b) {
+  a = min_nan(a, 7.0f);
+  b = min_nan(max_nan(b, -7.0f), 7.0f);
+  float e = exp2_fast(a * (-1.702f * 1.4426950408889634f));
+  return fmaf(a, b, a) * reciprocal_fast(1.0f + e);
+}
+
+}  // namespace magi::cuda::moe
