@@ -45,7 +45,8 @@ const ask = (method, path, body) =>
     request.end(body && JSON.stringify(body));
   });
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
-const metric = (text, name) => Number(text.match(new RegExp(`^${name} (.*)$`, 'm'))[1]);
+const metric = (text, name) =>
+  Number(text.split('\n').find((line) => line.startsWith(`${name} `))?.slice(name.length + 1));
 
 /** CPU seconds of the threads that answer. */
 const httpSeconds = () => {
@@ -90,12 +91,18 @@ async function run(count) {
   const stepSeconds =
     (metric(after, 'magi2_step_seconds_total') - metric(before, 'magi2_step_seconds_total')) /
     (metric(after, 'magi2_steps_total') - metric(before, 'magi2_steps_total'));
+  const bucket = (text, bound) => metric(text, `magi2_http_seconds_bucket{route="/v1/videos/{id}",le="${bound}"}`) || 0;
+  const within = (bound) => bucket(after, bound) - bucket(before, bound);
+  const previews = metric(after, 'magi2_preview_seconds_total') - metric(before, 'magi2_preview_seconds_total');
+  const denoising = metric(after, 'magi2_step_seconds_total') - metric(before, 'magi2_step_seconds_total');
   times.sort((a, b) => a - b);
   const quantile = (q) => (times.length ? times[Math.min(times.length - 1, Math.floor(q * times.length))].toFixed(1) : '-');
   console.log(
     `${count} + ${count} clients: ${(1000 * stepSeconds).toFixed(1)} ms a step, job ${wall.toFixed(1)} s; ` +
       `${times.length} answers, median ${quantile(0.5)} ms, 99 % within ${quantile(0.99)} ms, all within ${quantile(1)} ms; ` +
-      `${events} events; HTTP threads ${((100 * busy) / wall).toFixed(2)} % of one core`,
+      `${events} events; HTTP threads ${((100 * busy) / wall).toFixed(2)} % of one core, ` +
+      `${((100 * within('0.05')) / within('+Inf')).toFixed(2)} % of its answers within 50 ms by its own clock; ` +
+      `preview frames ${((100 * previews) / denoising).toFixed(1)} % of the steps' time`,
   );
   await sleep(300);
 }

@@ -14,6 +14,8 @@
 namespace magi {
 namespace {
 
+constexpr double kPatience = 120;  // seconds: sanitizers and busy machines
+
 /// The size line at `at` of a chunked body; the next chunk begins behind it. −1: it is not all there.
 long chunk_size(const std::string& bytes, std::size_t& at) {
   const std::size_t end = bytes.find("\r\n", at);
@@ -130,7 +132,7 @@ Reply request(int port, const std::string& method, const std::string& path, cons
   if (!body.empty()) text += fmt::format("Content-Length: {}\r\n", body.size());
   Connection connection(port);
   connection.send(text + "\r\n" + body);
-  return connection.receive(method == "HEAD");
+  return connection.receive(method == "HEAD", kPatience);
 }
 
 Reply post_json(int port, const std::string& path, const nlohmann::json& body, const Headers& headers) {

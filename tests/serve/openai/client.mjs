@@ -18,8 +18,8 @@ const server = spawn(program, ['serve', '-m', root, '--data', join(directory, 'd
   env: { ...process.env, OMP_WAIT_POLICY: 'passive' },
   stdio: ['ignore', 'ignore', 'pipe'],
 });
+let log = '';
 const port = await new Promise((resolve, reject) => {
-  let log = '';
   server.stderr.on('data', (data) => {
     log += data;
     const found = log.match(/"event":"listening".*"port":(\d+)/);
@@ -81,7 +81,9 @@ try {
   console.log('OpenAI client: created, polled, listed, downloaded, refused and deleted');
 } finally {
   server.removeAllListeners('exit');
-  const ended = new Promise((resolve) => server.on('exit', resolve));
+  const ended = new Promise((resolve) => server.on('close', resolve));
   server.kill('SIGTERM');
   assert.equal(await ended, 0, 'the server ends well');
+  for (const line of log.trim().split('\n')) assert.ok(JSON.parse(line).ts, line);
+  for (const secret of ['sk-', 'fox', 'Figure']) assert.ok(!log.includes(secret), `"${secret}" in the log`);
 }
