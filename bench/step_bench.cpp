@@ -49,6 +49,11 @@ Arguments parse(int argc, char** argv) {
       {"--text-tokens", [&](auto& v) { o.text_tokens = number<std::int64_t>(v); }},
       {"--steps", [&](auto& v) { o.steps = number<std::int64_t>(v); }},
       {"--distinct", [&](auto& v) { o.distinct = number<std::int64_t>(v); }},
+      {"--sp", [&](auto& v) { o.degrees.sp = number<int>(v); }},
+      {"--cfg", [&](auto& v) { o.degrees.cfg = number<int>(v); }},
+      {"--ep", [&](auto& v) { o.degrees.ep = number<int>(v); }},
+      {"--head-groups", [&](auto& v) { o.head_groups = number<int>(v); }},
+      {"--alone", [&](auto& v) { o.alone_seconds = number<double>(v); }},
       {"--ops", [&](auto& v) { o.operations = v != "0"; }},
       {"--profile", [&](auto& v) { o.trace = v; }},
       {"--json", [&](auto& v) { a.json = v; }}};
@@ -65,11 +70,18 @@ Arguments parse(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    const Arguments a = parse(argc, argv);
-    Progress progress;
-    const BenchResult result = run_bench(a.options, progress);
-    std::fputs(to_text(a.options, result).c_str(), stdout);
-    if (!a.json.empty()) write_json(a.options, result, a.json);
+    Arguments a = parse(argc, argv);
+    const std::shared_ptr<World> world = a.options.world = World::join();
+    try {
+      Progress progress;
+      const BenchResult result = run_bench(a.options, progress);
+      if (world->rank() == 0) std::fputs(to_text(a.options, result).c_str(), stdout);
+      if (world->rank() == 0 && !a.json.empty()) write_json(a.options, result, a.json);
+    } catch (const std::exception& e) {
+      world->fail(e.what());
+      throw;
+    }
+    world->leave();
     return 0;
   } catch (const std::exception& e) {
     std::fprintf(stderr, "step_bench: %s\n", e.what());

@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "bench/backend.h"
+#include "bench/ranks.h"
 #include "bench/workload.h"
 #include "io/atomic_file.h"
 #include "ops/devices.h"
@@ -103,14 +104,28 @@ ClipSize clip_size(const BenchOptions& o) {
   return clip;
 }
 
+Device device_of_rank(const BenchOptions& o) {
+  Device device = o.device;
+  if (o.world && device.kind == Device::Kind::cuda) device.index += o.world->local_rank();
+  return device;
+}
+
 BenchResult run_bench(const BenchOptions& options, Progress& progress) {
   check_options(options);
   if (options.trace) const AtomicFile writable(*options.trace);
   BenchResult result;
-  Backend backend(options.device);
+  Backend backend(device_of_rank(options));
+  const bool many = options.world && !options.world->alone();
+  Parallel parallel;
+  if (many) {
+    require(options.model == BenchModel::preview, "bench: only the preview's steps are shared between ranks");
+    result.degrees = choose_degrees(options.world->size(), options.degrees);
+    parallel = Parallel(data_group(*options.world, backend.ops()), result.degrees);
+    parallel.set_head_groups(options.head_groups);
+  }
   progress.stage("weights", 1);
   const auto start = std::chrono::steady_clock::now();
-  const Workload workload = make_workload(backend.ops(), options, progress);
+  const Workload workload = make_workload(backend.ops(), options, parallel, progress);
   backend.take_scratch();
   result.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   result.sizes = workload.sizes;
@@ -119,9 +134,17 @@ BenchResult run_bench(const BenchOptions& options, Progress& progress) {
   const std::vector<Tensor> last = workload.run(options.steps, [&](double seconds) {
     progress.check();
     result.seconds.push_back(seconds);
+    if (many) options.world->set_stage(fmt::format("step {}", result.seconds.size() + 1));
+    if (static_cast<std::int64_t>(result.seconds.size()) == kDroppedSteps)
+      parallel.all().transport().reset_traffic();
     progress.advance(static_cast<std::int64_t>(result.seconds.size()));
   });
   require_finite_result(last);
+  if (many) {
+    result.ranks = gather_rank_reports(*options.world, parallel.all(), workload.share, result.seconds,
+                                       options.steps - kDroppedSteps);
+    if (options.world->rank() == 0) result.seconds = slowest(result.ranks);
+  }
   const std::vector<double> counted(result.seconds.begin() + kDroppedSteps, result.seconds.end());
   result.mean = std::accumulate(counted.begin(), counted.end(), 0.0) / static_cast<double>(counted.size());
   result.median = median(counted);
@@ -155,6 +178,10 @@ nlohmann::json to_json(const BenchOptions& o, const BenchResult& r) {
                    {"load_seconds", r.load_seconds},
                    {"scratch_bytes", r.scratch_bytes},
                    {"device_peak_bytes", r.device_bytes}};
+  if (!r.ranks.empty()) {
+    j["degrees"] = {{"sp", r.degrees.sp}, {"cfg", r.degrees.cfg}, {"ep", r.degrees.ep}};
+    j["ranks"] = r.ranks;
+  }
   if (!o.weights) j["distinct_layers"] = o.distinct;
   if (o.model == BenchModel::preview) j["experts"] = name_of(o.experts);
   if (r.profile) {
@@ -183,6 +210,10 @@ std::string to_text(const BenchOptions& o, const BenchResult& r) {
                       static_cast<double>(r.scratch_bytes) / 1e9, r.digest);
   if (r.device_bytes > 0)
     text += fmt::format("device memory at most {:.2f} GiB\n", static_cast<double>(r.device_bytes) / 0x1p30);
+  if (!r.ranks.empty())
+    text += fmt::format("{} ranks, sp {} cfg {} ep {}", r.ranks.size(), r.degrees.sp, r.degrees.cfg,
+                        r.degrees.ep) +
+            ranks_table(r.ranks, r.mean, o.alone_seconds);
   if (r.profile && o.operations)
     text += fmt::format("\none more step, each operation timed: {:.2f} ms\n{}", r.profile->milliseconds,
                         table_of(*r.profile));

@@ -11,9 +11,11 @@
 #include <vector>
 
 #include "bench/op_profile.h"
+#include "comm/world.h"
 #include "core/progress.h"
 #include "io/config.h"
 #include "model/expert_format.h"
+#include "model/parallel.h"
 
 namespace magi {
 
@@ -48,6 +50,12 @@ struct BenchOptions {
   std::int64_t steps = 5;
   Digest digest = fnv1a;  ///< of the last step's result; SHA-256 where OpenSSL is at hand
 
+  std::shared_ptr<World>
+      world;  ///< of several ranks, all of which run the bench (the preview's alone); else null
+  Degrees degrees{0, 0, 0};  ///< 0: chosen
+  int head_groups = 2;       ///< that an attention exchange is cut into
+  double alone_seconds = 0;  ///< one rank's step, to compare with; 0: not known
+
   bool operations = false;                     ///< one more step, with every operation timed
   std::optional<std::filesystem::path> trace;  ///< the same step as a Chrome trace
 };
@@ -71,7 +79,12 @@ struct BenchResult {
   std::size_t device_bytes = 0;   ///< highest use of the device's memory; 0 on the CPU
   nlohmann::json sizes;           ///< of the problem
   std::optional<Profile> profile;
+  Degrees degrees;
+  nlohmann::json ranks;  ///< bench/ranks.h; of several ranks, at rank 0, where `seconds` are the slowest's
 };
+
+/// A rank's device: the given one at the first rank of a machine, the following ones at the others.
+Device device_of_rank(const BenchOptions& options);
 
 /// Throws Error for bad options, unreadable weights and results that are not finite, before any file is
 /// written.

@@ -35,15 +35,16 @@ std::unique_ptr<WeightSource<Layer>> shared_layers(const Ops& ops, std::int64_t 
 }  // namespace
 
 std::unique_ptr<Preview> synthetic_preview(Ops& ops, const TensorStore& weights, const PreviewConfig& config,
-                                           DType dtype, const SharedLayers& shared) {
+                                           DType dtype, const SharedLayers& shared,
+                                           const Parallel& parallel) {
   const WeightLoader root(ops, weights, dtype);
   AdapterWeights adapters =
       load_adapters(root, config.channels, config.streams * config.hidden, config.attention.head_dim / 8);
   auto layers = shared_layers<PreviewLayer>(
       ops, config.layers, shared,
       [&](std::int64_t i) { return 2 * config.has_experts(i) + config.per_modality(i); },
-      [&](std::int64_t i) { return load_preview_layer(root, config, i); });
-  return std::make_unique<Preview>(config, std::move(adapters), std::move(layers));
+      [&](std::int64_t i) { return load_preview_layer(root, config, i, parallel); });
+  return std::make_unique<Preview>(config, std::move(adapters), std::move(layers), parallel);
 }
 
 std::unique_ptr<Refiner> synthetic_refiner(Ops& ops, const TensorStore& weights, const RefinerConfig& config,

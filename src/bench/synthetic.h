@@ -29,7 +29,8 @@ struct SharedLayers {
 
 /// `weights` answers whatever a loader asks for: RandomStore, for one.
 std::unique_ptr<Preview> synthetic_preview(Ops& ops, const TensorStore& weights, const PreviewConfig& config,
-                                           DType dtype, const SharedLayers& shared);
+                                           DType dtype, const SharedLayers& shared,
+                                           const Parallel& parallel = {});
 std::unique_ptr<Refiner> synthetic_refiner(Ops& ops, const TensorStore& weights, const RefinerConfig& config,
                                            DType dtype, const SharedLayers& shared);
 std::unique_ptr<TextEncoder> synthetic_text_encoder(Ops& ops, const TensorStore& weights,

@@ -61,14 +61,14 @@ void add_packed_experts(RandomStore& store, const PreviewConfig& config) {
                     {config.experts, config.moe_width / config.moe_heads, config.expert_hidden});
 }
 
-Workload preview_workload(Ops& ops, const BenchOptions& o, Progress& progress) {
+Workload preview_workload(Ops& ops, const BenchOptions& o, const Parallel& parallel, Progress& progress) {
   auto config = PreviewConfig::from(config_or_release(o, nlohmann::json::object()));
   config.expert_format = o.experts;
   RandomStore random;
   if (o.experts == ExpertFormat::nvfp4) add_packed_experts(random, config);
   std::shared_ptr<const Preview> model =
-      o.weights ? load_preview(ops, *open_checkpoint(*o.weights), config, o.dtype)
-                : synthetic_preview(ops, random, config, o.dtype, {o.distinct});
+      o.weights ? load_preview(ops, *open_checkpoint(*o.weights), config, o.dtype, {}, parallel)
+                : synthetic_preview(ops, random, config, o.dtype, {o.distinct}, parallel);
   const ClipSize clip = clip_size(o);
   const LatentGrid grid{clip.latents, clip.height / 16, clip.width / 16};
   NoiseGenerator noise(kSeed);
@@ -83,6 +83,7 @@ Workload preview_workload(Ops& ops, const BenchOptions& o, Progress& progress) {
   w.sizes = clip_json(clip);
   w.sizes["audio_latents"] = clip.audio_latents;
   w.sizes["rows"] = rows_json({&run->sequence()});
+  w.share = {parallel.rows(run->sequence().segments), parallel.expert_heads(config.moe_heads)};
   w.run = [model, run, start, &progress](std::int64_t steps, const Workload::OnStep& on_step) {
     const Latents end =
         sample_preview(*run, {start}, make_schedule(steps, kPreviewShift), {}, progress,
@@ -158,10 +159,10 @@ Workload audio_workload(Ops& ops, const BenchOptions& o) {
 
 }  // namespace
 
-Workload make_workload(Ops& ops, const BenchOptions& options, Progress& progress) {
+Workload make_workload(Ops& ops, const BenchOptions& options, const Parallel& parallel, Progress& progress) {
   switch (options.model) {
     case BenchModel::preview:
-      return preview_workload(ops, options, progress);
+      return preview_workload(ops, options, parallel, progress);
     case BenchModel::refiner:
       return refiner_workload(ops, options, progress);
     case BenchModel::text:

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bench/bench.h"
+#include "bench/ranks.h"
 
 namespace magi {
 
@@ -15,9 +16,10 @@ struct Workload {
   /// Runs steps from the same start each time, tells the seconds of each, returns the result of the last.
   using OnStep = std::function<void(double seconds)>;
   std::function<std::vector<Tensor>(std::int64_t steps, const OnStep&)> run;
+  RankShare share = {};  ///< of this rank
 };
 
 /// Loads or makes the weights. `ops` and `progress` must outlive the workload.
-Workload make_workload(Ops& ops, const BenchOptions& options, Progress& progress);
+Workload make_workload(Ops& ops, const BenchOptions& options, const Parallel& parallel, Progress& progress);
 
 }  // namespace magi

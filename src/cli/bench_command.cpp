@@ -7,6 +7,7 @@
 #include "bench/bench.h"
 #include "cli/commands.h"
 #include "cli/progress_bar.h"
+#include "cli/ranks.h"
 #include "io/atomic_file.h"
 #include "ops/devices.h"
 #include "run/components.h"
@@ -71,12 +72,16 @@ void run(BenchArguments& a) {
     o.config = ConfigNode(load_config(*config, ""), a.config);
 
   if (!a.json.empty()) const AtomicFile writable(a.json);  // known before the work
-  ProgressBar progress;
-  const InterruptGuard guard(progress);
-  const BenchResult result = run_bench(o, progress);
-  progress.finish();
-  fmt::print("{}", to_text(o, result));
-  if (!a.json.empty()) write_json(o, result, a.json);
+  with_ranks([&](const std::shared_ptr<World>& world) {
+    o.world = world;
+    ProgressBar progress;
+    const InterruptGuard guard(progress);
+    const BenchResult result = run_bench(o, progress);
+    progress.finish();
+    if (world->rank() > 0) return;
+    fmt::print("{}", to_text(o, result));
+    if (!a.json.empty()) write_json(o, result, a.json);
+  });
 }
 
 }  // namespace
@@ -105,6 +110,8 @@ void add_bench_command(CLI::App& app, Work& work) {
       ->capture_default_str();
   c.add_option("--experts", a->experts, "The preview's expert weights (default: as stored)")
       ->check(CLI::IsMember({"bf16", "nvfp4", "nvfp4-fake"}));
+  add_degree_options(c, o.degrees);
+  c.add_option("--alone", o.alone_seconds, "Seconds of one rank's step, to state the parallel efficiency");
   c.add_option("--threads", a->threads, "CPU threads (default: all)")->check(CLI::PositiveNumber);
   c.add_flag("--ops", o.operations, "One more step, with every operation timed");
   c.add_option("--profile", a->trace, "Write that step as a Chrome trace");

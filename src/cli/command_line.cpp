@@ -3,6 +3,7 @@
 #include <new>
 
 #include "cli/commands.h"
+#include "comm/monitor.h"
 #include "core/error.h"
 
 namespace magi {
@@ -32,6 +33,8 @@ int run_command_line(int argc, char** argv) {
   } catch (const Cancelled&) {
     fmt::print(stderr, "magi2: interrupted; no unfinished file was left\n");
     return 130;
+  } catch (const RankLost& e) {
+    if (!e.told()) fmt::print(stderr, "magi2: {}\n", e.what());
   } catch (const std::bad_alloc&) {
     fmt::print(stderr, "magi2: out of memory; fewer seconds or a smaller size need less\n");
   } catch (const std::exception& e) {

@@ -5,16 +5,20 @@
 
 #include <CLI/CLI.hpp>
 
+#include "cli/ranks.h"
 #include "ops/devices.h"
 #include "run/compute_device.h"
 
 namespace magi {
 
-EngineOptions EngineArguments::options() const {
+EngineOptions EngineArguments::options(std::shared_ptr<World> world) const {
   if (threads > 0) omp_set_num_threads(threads);
   EngineOptions options;
   options.device = device.empty() ? default_device() : parse_device(device);
   if (!experts.empty()) options.experts = expert_format(experts);
+  options.degrees = degrees;
+  if (world && options.device.kind == Device::Kind::cuda) options.device.index += world->local_rank();
+  options.world = std::move(world);
   return options;
 }
 
@@ -25,6 +29,7 @@ void add_engine_arguments(CLI::App& c, EngineArguments& a) {
                "How expert weights are kept: bf16, nvfp4 (four bits, a quarter of the memory) or nvfp4-fake "
                "(those numbers as bf16); default: as the root has them")
       ->check(CLI::IsMember({"bf16", "nvfp4", "nvfp4-fake"}));
+  add_degree_options(c, a.degrees);
   c.add_option("--threads", a.threads, "CPU threads (default: all)")->check(CLI::PositiveNumber);
 }
 

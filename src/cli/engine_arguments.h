@@ -2,6 +2,7 @@
 // The options of the engine, which `generate` and `serve` share.
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "run/engine_options.h"
@@ -15,9 +16,10 @@ namespace magi {
 struct EngineArguments {
   std::string device, experts;
   int threads = 0;
+  Degrees degrees{0, 0, 0};
 
-  /// Also sets the number of threads.
-  EngineOptions options() const;
+  /// Also sets the number of threads. A rank of several computes on its own of the GPUs from `device` on.
+  EngineOptions options(std::shared_ptr<World> world = nullptr) const;
 };
 
 void add_engine_arguments(CLI::App& command, EngineArguments& arguments);

@@ -8,6 +8,7 @@
 #include "cli/engine_arguments.h"
 #include "cli/enhance_arguments.h"
 #include "cli/progress_bar.h"
+#include "cli/ranks.h"
 #include "core/log.h"
 #include "io/atomic_file.h"
 #include "run/batch.h"
@@ -61,17 +62,12 @@ std::vector<ClipTask> tasks_of(GenerateArguments& a, const GenerationDefaults& d
                            : read_batch(a.samples, common, defaults);
 }
 
-void run_generate(GenerateArguments& a) {
-  require(!a.root.empty(),
-          "no checkpoint root: give -m ROOT or set MAGI2_CKPT_ROOT (\"magi2 init DIR\" makes a tiny one)");
-  const CheckpointRoot root(a.root,
-                            a.config.empty() ? std::nullopt : std::optional<std::filesystem::path>(a.config));
+void make_clips(GenerateArguments& a, const CheckpointRoot& root, EngineOptions engine) {
   std::vector<ClipTask> tasks = tasks_of(a, root.defaults());
   const bool batch = !tasks.front().label.empty();
   std::optional<AtomicFile> stats;  // opened before the work
   if (!a.stats.empty()) stats.emplace(a.stats);
 
-  EngineOptions engine = a.engine.options();
   if (!a.trace.empty()) {
     const AtomicFile writable(a.trace);  // known before the work
     engine.trace = a.trace;
@@ -81,6 +77,7 @@ void run_generate(GenerateArguments& a) {
   const InterruptGuard guard(progress);
   if (!a.enhance.url.empty()) enhance_tasks(tasks, a.enhance.options(), progress);
   const std::vector<Report> reports = generate(root, tasks, progress, engine);
+  dismiss(*engine.world);
   progress.finish();
   require(batch || reports.front().error.empty(), "{}", reports.front().error);
   if (stats) write_stats(*stats, reports, batch);
@@ -90,6 +87,20 @@ void run_generate(GenerateArguments& a) {
     if (reports[i].error.empty()) log_info("{}", tasks[i].output.string());
   }
   require(failed == 0, "{} of {} clips could not be made", failed, tasks.size());
+}
+
+void run_generate(GenerateArguments& a) {
+  require(!a.root.empty(),
+          "no checkpoint root: give -m ROOT or set MAGI2_CKPT_ROOT (\"magi2 init DIR\" makes a tiny one)");
+  with_ranks([&](const std::shared_ptr<World>& world) {
+    const CheckpointRoot root(
+        a.root, a.config.empty() ? std::nullopt : std::optional<std::filesystem::path>(a.config));
+    const EngineOptions engine = a.engine.options(world);
+    if (world->rank() == 0)
+      make_clips(a, root, engine);
+    else
+      follow(root, engine);
+  });
 }
 
 }  // namespace

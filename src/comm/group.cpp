@@ -168,10 +168,12 @@ void Group::sum(Tensor tensor) const {
   }
 }
 
-std::vector<std::string> Group::gather_texts(const std::string& text) const {
+std::vector<std::string> Group::gather_texts(const std::string& text, double deadline_seconds) const {
   const std::int64_t own = static_cast<std::int64_t>(text.size());
   const Tensor lengths = Tensor::empty(DType::i64, {size()});
-  all_gather(Tensor::of<std::int64_t>({&own, 1}, {1}), lengths);
+  start_exchange(copies(Tensor::of<std::int64_t>({&own, 1}, {1}), size()), blocks(lengths, size(), "texts"),
+                 "texts")
+      ->wait(deadline_seconds);
   std::vector<Tensor> received;
   for (const std::int64_t length : lengths.values<std::int64_t>())
     received.push_back(Tensor::empty(DType::u8, {length}));
@@ -181,10 +183,13 @@ std::vector<std::string> Group::gather_texts(const std::string& text) const {
   return texts;
 }
 
-std::string Group::broadcast(std::string text, int root) const {
+std::string Group::broadcast(std::string text, int root, double deadline_seconds) const {
   const std::int64_t own = static_cast<std::int64_t>(text.size());
   const Tensor length = Tensor::of<std::int64_t>({&own, 1}, {1});
-  broadcast(length, root);
+  if (rank_ == root)
+    broadcast(length, root);
+  else
+    start_exchange({}, {{root, length}}, "broadcast")->wait(deadline_seconds);
   const Tensor bytes =
       rank_ == root ? bytes_of(text) : Tensor::empty(DType::u8, {length.values<std::int64_t>()[0]});
   broadcast(bytes, root);

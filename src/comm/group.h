@@ -112,8 +112,8 @@ class Group {
   // -- host groups alone: control between stages
 
   /// Every rank's text, in rank order.
-  std::vector<std::string> gather_texts(const std::string& text) const;
-  std::string broadcast(std::string text, int root) const;
+  std::vector<std::string> gather_texts(const std::string& text, double deadline_seconds = 0) const;
+  std::string broadcast(std::string text, int root, double deadline_seconds = 0) const;
   /// True on every rank when `value` is true on any.
   bool any(bool value) const;
   void barrier() const { all_signal(0); }

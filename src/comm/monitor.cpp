@@ -80,6 +80,11 @@ void Monitor::set_collective(const std::string& text) {
   collective_ = text;
 }
 
+void Monitor::set_excuse(const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  excuse_ = why;
+}
+
 void Monitor::check() const {
   if (!failed_.load(std::memory_order_acquire)) return;
   const std::lock_guard lock(mutex_);
@@ -113,10 +118,19 @@ void Monitor::late(int rank, const std::string& collective, double seconds) {
     who = names_.at(static_cast<std::size_t>(rank)).describe();
     step = fmt::format(", whose last step is: {}", last_step(rank));
   }
-  const std::string why = fmt::format("waited {:.0f} s in {} for {}{}", seconds, collective, who, step);
+  std::string why = fmt::format("waited {:.0f} s in {} for {}{}", seconds, collective, who, step);
+  {
+    const std::lock_guard lock(mutex_);
+    if (!excuse_.empty()) why = excuse_;
+  }
   fail(why);
   check();
-  throw RankLost(fmt::format("rank {} {}", rank_, why), false);
+  throw RankLost(fmt::format("rank {} {}", rank_, why), false);  // nobody was there to decide
+}
+
+void Monitor::watch(std::function<std::string()> what_is_wrong) {
+  const std::lock_guard lock(watch_mutex_);
+  what_is_wrong_ = std::move(what_is_wrong);
 }
 
 /// The run has failed: every rank is told, and ends itself if its main thread does not.
@@ -126,7 +140,9 @@ void Monitor::decide(const std::string& verdict, bool told) {
     if (!verdict_.empty()) return;
     verdict_ = verdict;
   }
-  told_ = told;
+  // At once: a launcher that sees a dead process ends the others without asking.
+  if (!told) fmt::print(stderr, "magi2: {}\n", verdict);
+  told_ = true;
   failed_.store(true, std::memory_order_release);
   if (rank_ != 0) return;
   for (std::size_t i = 0; i < links_.size(); ++i) try {
@@ -192,6 +208,11 @@ void Monitor::run() {
       send_beats();
       sent = step;
       next_beat = deadline_in(kBeatSeconds);
+      const std::lock_guard lock(watch_mutex_);
+      if (const std::string wrong = what_is_wrong_ ? what_is_wrong_() : ""; !wrong.empty() && !failed_) {
+        const std::lock_guard failure_lock(mutex_);
+        pending_failure_ = wrong;
+      }
     }
     std::vector<pollfd> waited;
     for (const Socket& link : links_) waited.push_back({link.fd(), POLLIN, 0});  // closed ones: −1 is skipped
@@ -230,7 +251,6 @@ void Monitor::run() {
     }
     if (failed_ && give_up == Deadline::max()) give_up = deadline_in(kGraceSeconds);
     if (Clock::now() > give_up) {  // the main thread waits for something that will not come
-      if (!told_) fmt::print(stderr, "magi2: {}\n", verdict_);
       std::fflush(nullptr);
       ::_exit(1);
     }

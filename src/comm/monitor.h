@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -14,7 +15,7 @@
 
 namespace magi {
 
-/// A rank was lost, or failed: the run cannot go on. `told`: another rank has printed it.
+/// A rank was lost, or failed: the run cannot go on. `told`: it has been printed, here or on another rank.
 class RankLost : public Error {
  public:
   RankLost(const std::string& what, bool told) : Error(what), told_(told) {}
@@ -53,8 +54,13 @@ class Monitor {
   void check() const;
   /// This rank cannot go on: ends the run on every rank. Returns when rank 0 knows, or after two seconds.
   void fail(const std::string& why);
+  /// Why this rank stands still, if it does: said instead of whom it waits for.
+  void set_excuse(const std::string& why);
   /// Another rank has not done its part of `collective` in time; throws RankLost.
   [[noreturn]] void late(int rank, const std::string& collective, double seconds);
+  /// Asked every second, from the monitor's thread: what is wrong, or nothing. Replaces the one before; when
+  /// it returns, the one before is not running any more.
+  void watch(std::function<std::string()> what_is_wrong);
   /// Whether rank 0 has printed why the run ended.
   bool told() const { return told_.load(); }
 
@@ -72,12 +78,14 @@ class Monitor {
   const double silence_;
   std::vector<Socket> links_;
   mutable std::mutex mutex_;
-  std::string stage_, collective_, verdict_;
+  std::string stage_, collective_, verdict_, excuse_;
   std::vector<std::string> steps_;  ///< of the links' ranks, as last heard
   std::vector<Deadline> silent_at_;
   std::vector<char> left_;
   std::string pending_failure_;
   std::atomic<bool> failed_{false}, told_{false}, stopping_{false};
+  std::mutex watch_mutex_;
+  std::function<std::string()> what_is_wrong_;
   std::thread thread_;
 };
 

@@ -4,6 +4,7 @@
 #include <mpi.h>
 
 #include <algorithm>
+#include <functional>
 #include <thread>
 
 #include "comm/world.h"
@@ -12,7 +13,11 @@ namespace magi {
 namespace {
 
 constexpr std::size_t kMessageBytes = std::size_t{1} << 30;  // MPI counts in int
-constexpr int kTag = 1;  // messages between two ranks do not overtake each other, so one will do
+/// Messages between two ranks do not overtake each other, so exchanges in one order need no tags. But ranks
+/// that came apart (one has failed) must not take each other's messages for something else.
+int tag_of(const std::string& what) {
+  return static_cast<int>(std::hash<std::string>{}(what) % 30000) + 1;
+}
 
 void check_mpi(int status, const char* what) {
   require(status == MPI_SUCCESS, "MPI: {} failed with code {}", what, status);
@@ -29,13 +34,14 @@ class MpiExchange final : public Exchange {
         what_(std::move(what)),
         traffic_(traffic),
         begin_(std::chrono::steady_clock::now()) {
+    const int tag = tag_of(what_);
     for (Part& p : receive_)
       post(p, [&](void* data, int bytes, MPI_Request* request) {
-        check_mpi(MPI_Irecv(data, bytes, MPI_BYTE, p.rank, kTag, MPI_COMM_WORLD, request), "receiving");
+        check_mpi(MPI_Irecv(data, bytes, MPI_BYTE, p.rank, tag, MPI_COMM_WORLD, request), "receiving");
       });
     for (Part& p : send_)
       post(p, [&](void* data, int bytes, MPI_Request* request) {
-        check_mpi(MPI_Isend(data, bytes, MPI_BYTE, p.rank, kTag, MPI_COMM_WORLD, request), "sending");
+        check_mpi(MPI_Isend(data, bytes, MPI_BYTE, p.rank, tag, MPI_COMM_WORLD, request), "sending");
       });
   }
 

@@ -30,6 +30,11 @@ AtomicFile::AtomicFile(std::filesystem::path target) : target_(std::move(target)
     errno = EISDIR;
     fail_with_errno();
   }
+  // Without a name until it is whole, so that nothing stays of a killed process; where the file system can do
+  // that.
+  const std::filesystem::path parent = target_.parent_path();
+  fd_ = ::open(parent.empty() ? "." : parent.c_str(), O_RDWR | O_TMPFILE | O_CLOEXEC, 0666);
+  if (fd_ >= 0) return;
   do {  // a killed process of the same number may have left one
     partial_ = target_.string() + partial_suffix();
     fd_ = ::open(partial_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
@@ -40,7 +45,7 @@ AtomicFile::AtomicFile(std::filesystem::path target) : target_(std::move(target)
 AtomicFile::~AtomicFile() {
   if (fd_ < 0) return;
   ::close(fd_);
-  ::unlink(partial_.c_str());
+  if (!partial_.empty()) ::unlink(partial_.c_str());
 }
 
 void AtomicFile::fail_with_errno() const {
@@ -60,6 +65,14 @@ void AtomicFile::write(const void* data, std::size_t bytes) {
 
 void AtomicFile::commit() {
   if (::fsync(fd_) != 0) fail_with_errno();
+  const std::string unnamed = fmt::format("/proc/self/fd/{}", fd_);
+  while (partial_.empty()) {
+    const std::string name = target_.string() + partial_suffix();
+    if (::linkat(AT_FDCWD, unnamed.c_str(), AT_FDCWD, name.c_str(), AT_SYMLINK_FOLLOW) == 0)
+      partial_ = name;
+    else if (errno != EEXIST)
+      fail_with_errno();
+  }
   if (::rename(partial_.c_str(), target_.c_str()) != 0) fail_with_errno();
   const int fd = std::exchange(fd_, -1);
   if (::close(fd) != 0) fail_with_errno();

@@ -8,8 +8,9 @@
 
 namespace magi {
 
-/// Writes NAME.partial-PID-N beside the target; commit() syncs it and renames it over the target. Without
-/// commit() (an error, a cancelled run) it is removed. Every failure throws Error with the system's reason.
+/// Writes a file without a name (where the file system has none such: NAME.partial-PID-N) beside the target;
+/// commit() syncs it, names it and renames it over the target. Without commit() (an error, a cancelled run)
+/// it is removed. Every failure throws Error with the system's reason.
 class AtomicFile {
  public:
   explicit AtomicFile(std::filesystem::path target);

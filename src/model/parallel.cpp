@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "comm/nccl.h"
+
 namespace magi {
 namespace {
 
@@ -151,6 +153,15 @@ Segments clip(const Segments& segments, RowRange range) {
     own.push_back(s);
   }
   return own;
+}
+
+Group data_group(const World& world, Ops& ops) {
+  if (world.alone()) return {};
+  if (ops.device().kind == Device::Kind::cuda)
+    return {make_nccl_transport(world, ops.device(), ops.native_stream()), "all GPUs"};
+  require(world.host_carries_data(),
+          "ranks that compute on CPUs need MPI: build with MAGI2_MPI and start with mpirun");
+  return world.host();
 }
 
 Parallel::Parallel(Group all, Degrees degrees) : all_(std::move(all)), degrees_(degrees) {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "comm/group.h"
+#include "comm/world.h"
 #include "core/segments.h"
 #include "ops/ops.h"
 
@@ -52,6 +53,9 @@ class Trade {
   std::unique_ptr<Exchange> transfer_;
   Tensor result_;
 };
+
+/// All ranks, for tensors where `ops` computes: MPI between CPUs, NCCL between GPUs.
+Group data_group(const World& world, Ops& ops);
 
 class Parallel {
  public:

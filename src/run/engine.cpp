@@ -7,7 +7,9 @@ Engine::Engine(const CheckpointRoot& root, const EngineOptions& options)
     : root_(root),
       options_(options),
       parts_(std::make_shared<PartCache>(options.device, options.keep_parts)),
-      pipeline_(root, idle_, options, parts_) {}
+      pipeline_(root, idle_, options, parts_) {
+  pipeline_.team().require_same(root, options);
+}
 
 Engine::~Engine() {
   parts_->clear();  // before the backends that made their tensors
@@ -18,6 +20,14 @@ Report Engine::make(ClipTask task, Progress& progress) {
   std::vector<ClipTask> tasks;
   tasks.push_back(std::move(task));
   return generate(root_, pipeline_, std::move(tasks), progress).at(0);
+}
+
+void Engine::follow() {
+  magi::follow(root_, pipeline_, [this] { parts_->forget_failures(); });
+}
+
+void Engine::dismiss() {
+  if (options_.world) magi::dismiss(*options_.world);
 }
 
 Pipeline& Engine::text_pipeline(Progress& progress) {

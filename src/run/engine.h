@@ -23,6 +23,11 @@ class Engine {
   /// As generate() for one task. One at a time.
   Report make(ClipTask task, Progress& progress);
 
+  /// What the other ranks do while rank 0 uses its engine: their part in each make(), until rank 0's
+  /// dismiss().
+  void follow();
+  void dismiss();
+
   /// Text features for ClipTask::text; may run beside make() where can_encode_ahead(). Throws Error or
   /// Cancelled.
   std::shared_ptr<const TextFeatures> encode_text(const Request& request, Progress& progress);

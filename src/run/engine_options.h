@@ -4,10 +4,13 @@
 #pragma once
 
 #include <filesystem>
+#include <memory>
 #include <optional>
 
+#include "comm/world.h"
 #include "core/tensor.h"
 #include "model/expert_format.h"
+#include "model/parallel.h"
 
 namespace magi {
 
@@ -19,6 +22,8 @@ struct EngineOptions {
   bool keep_parts = false;
   /// A denoising step of the first clip as a Chrome trace, each operation with its time.
   std::optional<std::filesystem::path> trace = {};
+  std::shared_ptr<World> world;  ///< of several ranks, which make each clip together; null: alone
+  Degrees degrees{0, 0, 0};      ///< how they share the preview; 0: chosen
 };
 
 }  // namespace magi

@@ -17,6 +17,7 @@
 #include "model/latent_stats.h"
 #include "run/pipeline.h"
 #include "run/saved_state.h"
+#include "run/team.h"
 #include "sample/noise.h"
 
 namespace magi {
@@ -99,66 +100,85 @@ struct Clip {
   NoiseGenerator noise;
   std::vector<Tensor> images;
   TextFeatures text;
+  SampleState start;
   Latents latents;
   Tensor refined, sound;
   Report report;
+  std::int64_t sent_before = 0, received_before = 0;  ///< bytes, before this clip's preview
 };
 
 class Batch {
  public:
   Batch(const CheckpointRoot& root, Pipeline& pipeline, std::vector<ClipTask> tasks, Progress& progress)
-      : root_(root), progress_(progress), pipeline_(pipeline) {
+      : root_(root),
+        team_(pipeline.team()),
+        team_progress_(progress, team_),
+        progress_(team_.alone() ? progress : team_progress_),
+        pipeline_(pipeline) {
+    pipeline.report_to(progress_);
     for (ClipTask& task : tasks) clips_.emplace_back(std::move(task));
   }
 
   std::vector<Report> run() {
     warn_of_lengths();
-    for_each_clip([&](Clip& clip) { check(clip); });
+    for_each_clip(By::first, [&](Clip& clip) { check(clip); });
     const auto always = [](const Request&) { return true; };
     const auto with_images = [](const Request& request) { return !request.images.empty(); };
     const auto with_refiner = [](const Request& request) { return request.refine.has_value(); };
     const auto with_audio = [](const Request& request) { return request.audio; };
-    stage("images", with_images,
+    stage("images", By::first, with_images,
           [&](Clip& clip) { clip.images = pipeline_.encode_images(clip.task.request); });
-    stage("text", always, [&](Clip& clip) {
+    stage("text", By::first, always, [&](Clip& clip) {
       clip.text = clip.task.text ? *clip.task.text : pipeline_.encode_text(clip.task.request);
     });
-    stage("preview", always, [&](Clip& clip) { denoise(clip); });
-    stage("refiner", with_refiner, [&](Clip& clip) { refine(clip); });
-    for_each_clip([&](Clip& clip) { keep_latents(clip); });
-    stage("audio", with_audio, [&](Clip& clip) { decode_audio(clip); });
+    for_each_clip(By::first, [&](Clip& clip) { begin_noise(clip); });
+    stage("preview", By::all, always, [&](Clip& clip) { denoise(clip); });
+    stage("refiner", By::first, with_refiner, [&](Clip& clip) { refine(clip); });
+    for_each_clip(By::first, [&](Clip& clip) { keep_latents(clip); });
+    stage("audio", By::first, with_audio, [&](Clip& clip) { decode_audio(clip); });
     // Last, so that a single encoder is open at a time, and the sound is there for it.
-    stage("video", always, [&](Clip& clip) { write_clip(clip); });
+    stage("video", By::first, always, [&](Clip& clip) { write_clip(clip); });
     std::vector<Report> reports;
     for (Clip& clip : clips_) reports.push_back(std::move(clip.report));
     return reports;
   }
 
  private:
-  /// What `work` throws fails that clip alone.
+  /// Whose work a stage is: the first rank's, or that of all ranks together.
+  enum class By { first, all };
+
+  /// What `work` throws fails that clip alone, on every rank.
   template <typename Work>
-  void for_each_clip(Work work) {
+  void for_each_clip(By by, Work work) {
     for (std::size_t i = 0; i < clips_.size(); ++i) {
       Clip& clip = clips_[i];
       if (!clip.report.error.empty()) continue;
-      progress_.check();
+      if (team_.alone()) progress_.check();
       if (clips_.size() > 1) progress_.item(i + 1, clips_.size());
-      try {
-        work(clip);
-      } catch (const Cancelled&) {
-        throw;
-      } catch (const std::bad_alloc&) {
-        drop(clip, "out of memory");
-      } catch (const std::exception& e) {
-        drop(clip, e.what());
-      }
+      const Outcome outcome = team_.agree(attempt(by, [&] { work(clip); }));
+      if (outcome.cancelled) throw Cancelled();
+      if (!outcome.error.empty()) drop(clip, outcome.error);
     }
+  }
+
+  template <typename Work>
+  Outcome attempt(By by, Work work) {
+    if (by == By::first && !team_.first()) return {};
+    if (by == By::first) team_progress_.begin_alone();
+    Outcome outcome;
+    try {
+      work();
+    } catch (...) {
+      outcome = Team::outcome_of(std::current_exception());
+    }
+    team_progress_.end_alone();
+    return outcome;
   }
 
   /// The same for the clips that the stage applies to, timed, with its peaks.
   template <typename Applies, typename Work>
-  void stage(const char* name, Applies applies, Work work) {
-    for_each_clip([&](Clip& clip) {
+  void stage(const char* name, By by, Applies applies, Work work) {
+    for_each_clip(by, [&](Clip& clip) {
       if (!applies(clip.task.request)) return;
       reset_peak_resident();
       const auto start = std::chrono::steady_clock::now();
@@ -196,17 +216,50 @@ class Batch {
     pipeline_.require_room(clip.task.request);
   }
 
-  void denoise(Clip& clip) {
+  void begin_noise(Clip& clip) {
     const Request& request = clip.task.request;
-    SampleState start;
-    start.latents.video = clip.noise.randn({kLatentChannels, request.latent_frames(),
-                                            request.height / kPixelsPerCell, request.width / kPixelsPerCell});
-    start.latents.audio = clip.noise.randn({request.audio_latents(), kAudioChannels});
-    if (clip.task.resume) take_up(*clip.task.resume, request, start);
-    clip.latents = start.step() == request.steps ? start.latents : denoise_from(start, clip);
+    Latents& noise = clip.start.latents;
+    noise.video = clip.noise.randn({kLatentChannels, request.latent_frames(), request.height / kPixelsPerCell,
+                                    request.width / kPixelsPerCell});
+    noise.audio = clip.noise.randn({request.audio_latents(), kAudioChannels});
+    if (clip.task.resume) take_up(*clip.task.resume, request, clip.start);
+  }
+
+  /// What the first rank has made is on every rank.
+  void share(Clip& clip) {
+    const RankRecord before = pipeline_.rank_record();
+    clip.sent_before = before.bytes_sent;
+    clip.received_before = before.bytes_received;
+    for (Tensor* t :
+         {&clip.text.prompt, &clip.text.negative, &clip.start.latents.video, &clip.start.latents.audio})
+      team_.share(*t);
+    team_.share(clip.text.figure_tokens);
+    team_.share(clip.images);
+    for (UniPCState* solver : {&clip.start.video, &clip.start.audio}) {
+      team_.share(solver->step);
+      team_.share(solver->last_order);
+      for (Tensor* t : {&solver->last_sample, &solver->x0, &solver->previous_x0}) team_.share(*t);
+    }
+  }
+
+  void denoise(Clip& clip) {
+    if (!team_.alone()) share(clip);
+    const SampleState start = std::move(clip.start);
+    clip.latents = start.step() == clip.task.request.steps ? start.latents : denoise_from(start, clip);
     clip.images.clear();
     clip.report.sha256["latents"] = sha256_of(clip.latents.video);
     clip.report.sha256["audio_latents"] = sha256_of(clip.latents.audio);
+    if (!team_.alone()) record_ranks(clip);
+  }
+
+  void record_ranks(Clip& clip) {
+    RankRecord own = pipeline_.rank_record();
+    own.bytes_sent -= clip.sent_before;
+    own.bytes_received -= clip.received_before;
+    for (const std::string& text : team_.world().host().gather_texts(own.to_json().dump())) {
+      clip.report.ranks.push_back(RankRecord::from_json(nlohmann::json::parse(text)));
+      clip.report.bytes_exchanged += clip.report.ranks.back().bytes_sent;
+    }
   }
 
   Latents denoise_from(const SampleState& start, Clip& clip) {
@@ -225,6 +278,8 @@ class Batch {
         keep();
       if (task.watcher && task.watcher->wants_frame(step))
         task.watcher->frame(step, pipeline_.preview_frame(task.request, state.video.x0));
+      if (!team_.alone())
+        team_progress_.agree();  // last: the others wait here for what the first rank does alone
     };
     try {
       return pipeline_.denoise(task.request, clip.text, clip.images, start, on_step);
@@ -280,23 +335,77 @@ class Batch {
   }
 
   const CheckpointRoot& root_;
+  const Team& team_;
+  TeamProgress team_progress_;
   Progress& progress_;
   Pipeline& pipeline_;
   std::vector<Clip> clips_;
 };
+
+/// What the other ranks need of the tasks: requests, and which are wrong already.
+std::string job_text(const std::vector<ClipTask>& tasks) {
+  nlohmann::json job = nlohmann::json::array();
+  for (const ClipTask& task : tasks) {
+    nlohmann::json request = task.request.to_metadata();
+    for (const ImageInput& image : task.request.images)
+      request["image"][fmt::format("<Figure {}>", image.figure)] = image.path;
+    job.push_back({{"request", task.error.empty() ? request : nlohmann::json()}, {"error", task.error}});
+  }
+  return job.dump();
+}
+
+std::vector<ClipTask> tasks_of_job(const std::string& text, const GenerationDefaults& defaults) {
+  std::vector<ClipTask> tasks;
+  for (const nlohmann::json& entry : nlohmann::json::parse(text)) {
+    ClipTask& task = tasks.emplace_back();
+    task.error = entry.at("error");
+    if (task.error.empty())
+      task.request = Request::from_json(entry.at("request"), defaults, "rank 0's request");
+  }
+  return tasks;
+}
+
+constexpr const char* kDismissed = "";
 
 }  // namespace
 
 std::vector<Report> generate(const CheckpointRoot& root, std::vector<ClipTask> tasks, Progress& progress,
                              const EngineOptions& options) {
   Pipeline pipeline(root, progress, options);
+  pipeline.team().require_same(root, options);
   return generate(root, pipeline, std::move(tasks), progress);
 }
 
 std::vector<Report> generate(const CheckpointRoot& root, Pipeline& pipeline, std::vector<ClipTask> tasks,
                              Progress& progress) {
-  pipeline.report_to(progress);
+  if (!pipeline.team().alone()) pipeline.team().world().host().broadcast(job_text(tasks), 0);
   return Batch(root, pipeline, std::move(tasks), progress).run();
+}
+
+void follow(const CheckpointRoot& root, Pipeline& pipeline, const std::function<void()>& before_each) {
+  const World& world = pipeline.team().world();
+  Progress progress;
+  for (;;) {
+    world.set_stage("waiting for a request");
+    const std::string job = world.host().broadcast(std::string(), 0, kPatient);
+    if (job == kDismissed) return;
+    if (before_each) before_each();
+    try {
+      Batch(root, pipeline, tasks_of_job(job, root.defaults()), progress).run();
+    } catch (const Cancelled&) {  // rank 0 knows
+    }
+  }
+}
+
+void follow(const CheckpointRoot& root, const EngineOptions& options) {
+  Progress progress;
+  Pipeline pipeline(root, progress, options);
+  pipeline.team().require_same(root, options);
+  follow(root, pipeline);
+}
+
+void dismiss(const World& world) {
+  if (!world.alone()) world.host().broadcast(std::string(kDismissed), 0);
 }
 
 }  // namespace magi

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -54,8 +55,16 @@ struct ClipTask {
 std::vector<Report> generate(const CheckpointRoot& root, std::vector<ClipTask> tasks, Progress& progress,
                              const EngineOptions& options = {});
 
-/// The same with a pipeline of `root` that outlives the clips.
+/// The same with a pipeline of `root` that outlives the clips. Over ranks, rank 0 calls this; the others
+/// follow().
 std::vector<Report> generate(const CheckpointRoot& root, Pipeline& pipeline, std::vector<ClipTask> tasks,
                              Progress& progress);
+
+/// What the other ranks do while rank 0 calls generate(): their part in each of its calls, until dismiss().
+/// Throws RankLost when the run ends otherwise. `before_each`: called before each of them.
+void follow(const CheckpointRoot& root, Pipeline& pipeline, const std::function<void()>& before_each = {});
+void follow(const CheckpointRoot& root, const EngineOptions& options);
+/// Rank 0 has no more to make.
+void dismiss(const World& world);
 
 }  // namespace magi

@@ -30,6 +30,7 @@
 namespace magi {
 namespace {
 
+constexpr double kExpertsShare = 0.6;      // of the free memory, that experts may take; the rest computes
 constexpr std::size_t kKeptFeatures = 64;  // some 20 MB each
 constexpr std::int64_t kCell = 16;         // pixels
 constexpr std::size_t kLeastScratch = std::size_t{1} << 20;
@@ -117,6 +118,7 @@ Pipeline::Pipeline(const CheckpointRoot& root, Progress& progress, const EngineO
     : root_(root),
       progress_(&progress),
       options_(options),
+      team_(options.world),
       arena_(scratch_arena(options.device, kLeastScratch)),
       ops_(make_ops(arena_)),
       parts_(parts ? std::move(parts) : std::make_shared<PartCache>(options.device, false)) {}
@@ -198,15 +200,17 @@ std::vector<Tensor> Pipeline::encode_images(const Request& request) {
 Latents Pipeline::denoise(const Request& request, const TextFeatures& text,
                           const std::vector<Tensor>& image_latents, const SampleState& start,
                           const StepSink& on_step) {
-  const auto part = parts_->get<PreviewPart>(request.dtype, root_.preview(), [&]() -> PreviewPart {
+  const auto load = [&]() -> PreviewPart {
     auto config = PreviewConfig::from(root_.config());
     config.expert_format = options_.experts;
     auto store = open_checkpoint(root_.preview());
-    auto model =
-        load_preview(*ops_, *store, config, request.dtype, count_layers("load preview", config.layers));
+    auto model = load_preview(*ops_, *store, config, request.dtype,
+                              count_layers("load preview", config.layers), parallel(config, *store));
     report_unused(*store);
     return {std::move(store), std::move(model)};
-  });
+  };
+  const auto part =
+      team_.everywhere([&] { return parts_->get<PreviewPart>(request.dtype, root_.preview(), load); });
 
   std::vector<ReferenceImage> images;
   for (std::size_t i = 0; i < image_latents.size(); ++i)
@@ -220,6 +224,9 @@ Latents Pipeline::denoise(const Request& request, const TextFeatures& text,
                  pack(grid, start.latents.audio.dim(-2),
                       guidance_branches(text.prompt, text.negative, images, request.guidance)),
                  request.dtype);
+  const Parallel& parallel = part->model->parallel();
+  record_.tokens_share = static_cast<double>(parallel.rows(run.sequence().segments).size()) /
+                         static_cast<double>(run.sequence().rows());
   progress_->stage("denoise", request.steps);
   progress_->advance(start.step());
   std::optional<StepTrace> trace;
@@ -328,13 +335,53 @@ void Pipeline::set_scratch(std::size_t bytes) {
 }
 
 void Pipeline::require_room(const Request& request) {
-  if (options_.device.kind == Device::Kind::cpu) return;
+  if (options_.device.kind == Device::Kind::cpu || !team_.alone()) return;  // ranks hold parts of the weights
   if (!tokenizer_)
     tokenizer_ = std::make_shared<Tokenizer>(Tokenizer::load(root_.text_encoder() / "tokenizer.json"));
   const MemoryLedger& ledger = MemoryLedger::of(options_.device);  // what this process holds can make way
   const std::size_t all = available_bytes(options_.device) + ledger.used_bytes();
   const std::size_t room = std::min(ledger.limit_bytes(), all - std::min(all, kLibraries));
   magi::require_room(root_, request, stage_sizes(*tokenizer_, request), options_, room);
+}
+
+const Parallel& Pipeline::parallel(const PreviewConfig& config, const TensorStore& store) {
+  double experts = 0, all = 0;
+  for (const auto& [name, info] : store.entries()) {
+    const double bytes = static_cast<double>(numel(info.shape)) * static_cast<double>(size_of(info.dtype));
+    all += bytes;
+    if (name.find("moe_mlp.W_") != name.npos || name.ends_with("moe_mlp.nvfp4")) experts += bytes;
+  }
+  if (!team_.alone() && parallel_.alone()) {
+    const double free = static_cast<double>(available_bytes(ops_->device()));
+    const Degrees chosen =
+        choose_degrees(team_.world().size(), options_.degrees, experts, kExpertsShare * free);
+    std::int64_t ep = chosen.ep;  // depends on the free memory, of which rank 0's counts
+    team_.share(ep);
+    parallel_ = Parallel(data_group(team_.world(), *ops_), {chosen.sp, chosen.cfg, static_cast<int>(ep)});
+  }
+  const double share = static_cast<double>(parallel_.expert_heads(config.moe_heads).count) /
+                       static_cast<double>(config.moe_heads);
+  record_.weights_share = all > 0 ? 1 - experts / all * (1 - share) : 1;
+  return parallel_;
+}
+
+RankRecord Pipeline::rank_record() const {
+  RankRecord record = record_;
+  if (team_.alone()) return record;
+  record.rank = team_.world().rank();
+  record.place = RankName::own(record.rank).host;
+  record.degrees = parallel_.degrees();
+  const Group& host = team_.world().host();
+  std::vector<const Transport*> seen;
+  for (const Group* group : {&host, &parallel_.all()}) {
+    if (std::find(seen.begin(), seen.end(), &group->transport()) != seen.end()) continue;
+    seen.push_back(&group->transport());
+    for (const auto& [what, traffic] : group->transport().traffic()) {
+      record.bytes_sent += traffic.bytes_sent;
+      record.bytes_received += traffic.bytes_received;
+    }
+  }
+  return record;
 }
 
 std::size_t Pipeline::take_scratch_peak() {

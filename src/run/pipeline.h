@@ -9,13 +9,16 @@
 #include <vector>
 
 #include "core/progress.h"
+#include "model/preview.h"
 #include "model/tokens.h"
 #include "model/turbo_decoder.h"
 #include "run/components.h"
 #include "run/engine_options.h"
 #include "run/part_cache.h"
+#include "run/report.h"
 #include "run/request.h"
 #include "run/stage_memory.h"
+#include "run/team.h"
 #include "sample/preview_sampler.h"
 
 namespace magi {
@@ -57,6 +60,9 @@ class Pipeline {
   /// Throws Error, naming what would fit, where a stage of the request does not fit into the GPU's memory. On
   /// the CPU everything fits: memory that lacks is found on the disk.
   void require_room(const Request& request);
+  const Team& team() const { return team_; }
+  /// What this rank has exchanged and held so far.
+  RankRecord rank_record() const;
 
   /// Highest scratch use since the last call.
   std::size_t take_scratch_peak();
@@ -70,11 +76,17 @@ class Pipeline {
   void use_scratch(Stage stage, const Request& request, const StageSizes& sizes);
   void set_scratch(std::size_t bytes);
 
+  /// The ranks' shares of the preview; made when first asked for, by all ranks at once.
+  const Parallel& parallel(const PreviewConfig& config, const TensorStore& store);
+
   const CheckpointRoot& root_;
   Progress* progress_;
   EngineOptions options_;
+  Team team_;
   Arena arena_;
   std::unique_ptr<Ops> ops_;
+  Parallel parallel_;
+  RankRecord record_;
   std::shared_ptr<PartCache> parts_;      ///< after ops_: the tensors go first
   std::shared_ptr<Tokenizer> tokenizer_;  ///< of require_room()
 };

@@ -36,6 +36,24 @@ std::string Sha256::hex() const {
   return fmt::format("{:02x}", fmt::join(digest, ""));
 }
 
+nlohmann::json RankRecord::to_json() const {
+  return {{"rank", rank},
+          {"place", place},
+          {"sp", degrees.sp},
+          {"cfg", degrees.cfg},
+          {"ep", degrees.ep},
+          {"bytes_sent", bytes_sent},
+          {"bytes_received", bytes_received},
+          {"tokens_share", tokens_share},
+          {"weights_share", weights_share}};
+}
+
+RankRecord RankRecord::from_json(const nlohmann::json& o) {
+  return {o.at("rank"),         o.at("place"),          {o.at("sp"), o.at("cfg"), o.at("ep")},
+          o.at("bytes_sent"),   o.at("bytes_received"), o.at("tokens_share"),
+          o.at("weights_share")};
+}
+
 nlohmann::json Report::to_json() const {
   if (!error.empty()) return {{"error", error}};
   nlohmann::json j;
@@ -48,6 +66,7 @@ nlohmann::json Report::to_json() const {
   if (!refiner_steps.empty()) j["refiner_steps"] = steps_json(refiner_steps);
   j["sha256"] = sha256;
   j["bytes_exchanged"] = bytes_exchanged;
+  for (const RankRecord& r : ranks) j["ranks"].push_back(r.to_json());
   return j;
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/tensor.h"
+#include "model/parallel.h"
 #include "sample/preview_sampler.h"
 
 namespace magi {
@@ -34,12 +35,25 @@ struct StageRecord {
   std::size_t peak_scratch_bytes = 0;  ///< activations
 };
 
+/// One rank's part in a clip.
+struct RankRecord {
+  int rank = 0;
+  std::string place;  ///< machine
+  Degrees degrees;
+  std::int64_t bytes_sent = 0, bytes_received = 0;
+  double tokens_share = 1, weights_share = 1;  ///< of the preview, that it held
+
+  nlohmann::json to_json() const;
+  static RankRecord from_json(const nlohmann::json& object);
+};
+
 struct Report {
   std::string error;  ///< why there is no clip; empty: there is one
   std::vector<StageRecord> stages;
   std::vector<StepRecord> steps, refiner_steps;
   std::map<std::string, std::string> sha256;  ///< latents, audio_latents, frames, audio
-  std::int64_t bytes_exchanged = 0;           ///< between ranks
+  std::int64_t bytes_exchanged = 0;           ///< sent by all ranks
+  std::vector<RankRecord> ranks;              ///< empty for one
 
   nlohmann::json to_json() const;
 };

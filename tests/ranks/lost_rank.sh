@@ -1,0 +1,41 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# lost_rank.sh SIGNAL RANKS PROGRAM: starts a long run over RANKS ranks, sends SIGNAL to one of them (each in turn) at a
+# random moment, and checks how it ends: soon, with a message that names the rank, nothing running, nothing written.
+set -u
+signal=$1 ranks=$2 program=$3
+export OMP_NUM_THREADS=1 MAGI2_RANK_DEADLINE=${MAGI2_RANK_DEADLINE:-6}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+"$program" init "$work/root" > "$work/init.log" 2>&1 || { cat "$work/init.log"; exit 1; }
+for rank in $(seq 0 $((ranks - 1))); do
+  mkdir "$work/out"
+  mpirun --allow-run-as-root --oversubscribe -n "$ranks" "$program" generate -m "$work/root" -p "A fox." \
+    -o "$work/out/clip.mp4" --save-latents "$work/out" --stats "$work/out/stats.json" --seconds 2 --steps 900 \
+    --device cpu > "$work/log" 2>&1 &
+  launcher=$!
+  sleep "1.$((RANDOM % 10))"
+  victim=""
+  for process in $(pgrep -P $launcher); do
+    tr '\0' '\n' < "/proc/$process/environ" | grep -qx "OMPI_COMM_WORLD_RANK=$rank" && victim=$process
+  done
+  [ -n "$victim" ] || { echo "rank $rank was not found"; cat "$work/log"; exit 1; }
+  all=$(pgrep -P $launcher)
+  kill "-$signal" "$victim"
+  start=$(date +%s)
+  (sleep 60; kill -9 $launcher 2>/dev/null) & guard=$!
+  wait $launcher
+  result=$?
+  kill $guard 2>/dev/null
+  took=$(($(date +%s) - start))
+  echo "rank $rank got SIG$signal: ended with $result after $took s: $(grep -a -m1 '^magi2: ' "$work/log")"
+  [ $result -ne 0 ] && [ $result -ne 137 ] && [ $took -lt 60 ] || { cat "$work/log"; exit 1; }
+  grep -a -q "rank $rank" "$work/log" || { cat "$work/log"; exit 1; }
+  for process in $all; do
+    if [ -d "/proc/$process" ] && ! grep -q "^State:.Z" "/proc/$process/status" 2>/dev/null; then
+      echo "process $process is left"; exit 1
+    fi
+  done
+  [ -z "$(ls -A "$work/out")" ] || { echo "left behind:"; ls -A "$work/out"; exit 1; }
+  rm -rf "$work/out"
+done
