@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/ranks.h"
 
+#include <csignal>
+
 #include "core/log.h"
 
 namespace magi {
@@ -21,7 +23,11 @@ void add_degree_options(CLI::App& command, Degrees& degrees) {
 
 void with_ranks(const std::function<void(const std::shared_ptr<World>&)>& work) {
   const std::shared_ptr<World> world = World::join();
-  if (world->rank() > 0) set_log_sink([](LogLevel, std::string_view) {});
+  if (world->rank() > 0) {
+    set_log_sink([](LogLevel, std::string_view) {});
+    // A launcher hands Ctrl-C to all; rank 0 decides what becomes of it.
+    for (const int interruption : {SIGINT, SIGTERM}) std::signal(interruption, SIG_IGN);
+  }
   try {
     work(world);
     world->leave();

@@ -10,6 +10,8 @@
 #include "cli/commands.h"
 #include "cli/engine_arguments.h"
 #include "cli/enhance_arguments.h"
+#include "cli/ranks.h"
+#include "run/engine.h"
 #include "serve/json_log.h"
 #include "serve/server.h"
 
@@ -41,20 +43,7 @@ class StopSignals {
   sigset_t signals_{};
 };
 
-void run_serve(ServeArguments& a) {
-  require(!a.root.empty(),
-          "no checkpoint root: give -m ROOT or set MAGI2_CKPT_ROOT (\"magi2 init DIR\" makes a tiny one)");
-  const CheckpointRoot root(a.root,
-                            a.config.empty() ? std::nullopt : std::optional<std::filesystem::path>(a.config));
-  ServerOptions& options = a.options;
-  options.engine = a.engine.options();
-  options.engine.keep_parts = true;
-  if (!a.keys.empty()) options.api_key_file = a.keys;
-  if (!a.enhance.url.empty()) options.worker.enhance = a.enhance.options();
-  options.keep_seconds = static_cast<std::int64_t>(a.keep_days * 24 * 3600);
-  options.keep_bytes = static_cast<std::int64_t>(a.keep_gb * 1e9);
-
-  const StopSignals signals;
+void serve(const CheckpointRoot& root, const ServerOptions& options, const StopSignals& signals) {
   const JsonLogSink log;
   Server server(root, options);
   signals.wait();
@@ -64,6 +53,29 @@ void run_serve(ServeArguments& a) {
   })
       .detach();
   server.stop();
+}
+
+void run_serve(ServeArguments& a) {
+  require(!a.root.empty(),
+          "no checkpoint root: give -m ROOT or set MAGI2_CKPT_ROOT (\"magi2 init DIR\" makes a tiny one)");
+  const StopSignals signals;
+  with_ranks([&](const std::shared_ptr<World>& world) {
+    const CheckpointRoot root(
+        a.root, a.config.empty() ? std::nullopt : std::optional<std::filesystem::path>(a.config));
+    ServerOptions& options = a.options;
+    options.engine = a.engine.options(world);
+    options.engine.keep_parts = true;
+    if (world->rank() > 0) {  // rank 0 speaks HTTP
+      Engine(root, options.engine).follow();
+      return;
+    }
+    if (!a.keys.empty()) options.api_key_file = a.keys;
+    if (!a.enhance.url.empty()) options.worker.enhance = a.enhance.options();
+    options.keep_seconds = static_cast<std::int64_t>(a.keep_days * 24 * 3600);
+    options.keep_bytes = static_cast<std::int64_t>(a.keep_gb * 1e9);
+    serve(root, options, signals);
+    dismiss(*world);
+  });
 }
 
 }  // namespace

@@ -143,7 +143,8 @@ bool MpiWorld::available() {
 
 std::pair<int, int> MpiWorld::init() {
   int provided = 0, rank = 0, size = 1;
-  check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "the start");
+  check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "the start");
+  require(provided >= MPI_THREAD_SERIALIZED, "MPI: this one cannot be called from several threads");
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
   return {rank, size};

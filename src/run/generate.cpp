@@ -131,13 +131,22 @@ class Batch {
     stage("text", By::first, always, [&](Clip& clip) {
       clip.text = clip.task.text ? *clip.task.text : pipeline_.encode_text(clip.task.request);
     });
-    for_each_clip(By::first, [&](Clip& clip) { begin_noise(clip); });
+    for_each_clip(By::all, [&](Clip& clip) { begin_noise(clip); });
     stage("preview", By::all, always, [&](Clip& clip) { denoise(clip); });
-    stage("refiner", By::first, with_refiner, [&](Clip& clip) { refine(clip); });
+    stage("refiner", By::all, with_refiner, [&](Clip& clip) { refine(clip); });
     for_each_clip(By::first, [&](Clip& clip) { keep_latents(clip); });
     stage("audio", By::first, with_audio, [&](Clip& clip) { decode_audio(clip); });
     // Last, so that a single encoder is open at a time, and the sound is there for it.
-    stage("video", By::first, always, [&](Clip& clip) { write_clip(clip); });
+    stage("video", By::all, always, [&](Clip& clip) {
+      const Tensor& latent = clip.refined.defined() ? clip.refined : clip.latents.video;
+      if (team_.first())
+        write_clip(clip, latent);
+      else
+        pipeline_.decode_video(clip.task.request, latent, {});
+      if (!team_.alone()) record_ranks(clip);
+      clip.latents = {};
+      clip.refined = clip.sound = {};
+    });
     std::vector<Report> reports;
     for (Clip& clip : clips_) reports.push_back(std::move(clip.report));
     return reports;
@@ -222,7 +231,7 @@ class Batch {
     noise.video = clip.noise.randn({kLatentChannels, request.latent_frames(), request.height / kPixelsPerCell,
                                     request.width / kPixelsPerCell});
     noise.audio = clip.noise.randn({request.audio_latents(), kAudioChannels});
-    if (clip.task.resume) take_up(*clip.task.resume, request, clip.start);
+    if (clip.task.resume && team_.first()) take_up(*clip.task.resume, request, clip.start);
   }
 
   /// What the first rank has made is on every rank.
@@ -249,7 +258,6 @@ class Batch {
     clip.images.clear();
     clip.report.sha256["latents"] = sha256_of(clip.latents.video);
     clip.report.sha256["audio_latents"] = sha256_of(clip.latents.audio);
-    if (!team_.alone()) record_ranks(clip);
   }
 
   void record_ranks(Clip& clip) {
@@ -294,7 +302,10 @@ class Batch {
     const Tensor noise =
         clip.noise.randn({kLatentChannels, 2 * request.latent_frames() - 1,
                           request.refine->height / kPixelsPerCell, request.refine->width / kPixelsPerCell});
-    const auto record = [&](const StepRecord& step) { clip.report.refiner_steps.push_back(step); };
+    const auto record = [&](const StepRecord& step) {
+      clip.report.refiner_steps.push_back(step);
+      if (!team_.alone()) team_progress_.agree();
+    };
     clip.refined = pipeline_.refine(request, clip.text, clip.latents.video, noise, record);
     clip.report.sha256["refined_latents"] = sha256_of(clip.refined);
   }
@@ -310,12 +321,11 @@ class Batch {
     if (clip.task.sound) write_wav(*clip.task.sound, clip.sound, kSampleRate);
   }
 
-  void write_clip(Clip& clip) {
+  void write_clip(Clip& clip, const Tensor& latent) {
     const Request& request = clip.task.request;
     VideoWriter writer(clip.task.output, video_options(request, root_.defaults().fps),
                        request.audio ? std::optional<AudioOptions>(std::in_place) : std::nullopt);
     if (clip.sound.defined()) writer.write_audio(clip.sound);
-    const Tensor& latent = clip.refined.defined() ? clip.refined : clip.latents.video;
     const std::int64_t middle = 2 * (latent.dim(-3) - 1);
     Sha256 frames_sha;
     std::int64_t done = 0;
@@ -330,8 +340,6 @@ class Batch {
     clip.report.sha256["frames"] = frames_sha.hex();
     progress_.check();
     writer.finish();
-    clip.latents = {};
-    clip.refined = clip.sound = {};
   }
 
   const CheckpointRoot& root_;

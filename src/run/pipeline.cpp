@@ -240,14 +240,17 @@ Latents Pipeline::denoise(const Request& request, const TextFeatures& text,
 
 Tensor Pipeline::refine(const Request& request, const TextFeatures& text, const Tensor& preview_latent,
                         const Tensor& noise, const std::function<void(const StepRecord&)>& on_step) {
-  const auto part = parts_->get<RefinerPart>(request.dtype, root_.refiner(), [&]() -> RefinerPart {
+  const auto load = [&]() -> RefinerPart {
     const auto config = RefinerConfig::from(root_.config());
     auto store = open_checkpoint(root_.refiner());
     auto model =
         load_refiner(*ops_, *store, config, request.dtype, count_layers("load refiner", config.layers));
     report_unused(*store);
     return {std::move(store), std::move(model)};
-  });
+  };
+  const auto part =
+      team_.everywhere([&] { return parts_->get<RefinerPart>(request.dtype, root_.refiner(), load); });
+  join_ranks(0);
 
   use_scratch(Stage::refiner, request, {text.prompt.dim(0), text.negative.dim(0), {}});
   const GenerationDefaults& defaults = root_.defaults();
@@ -255,8 +258,8 @@ Tensor Pipeline::refine(const Request& request, const TextFeatures& text, const 
   Tensor latent = upsample_latent(preview_latent, grid.h, grid.w);
   if (defaults.refiner_noise != 0)
     latent = renoise(latent, noise.reshape(latent.shape()), defaults.refiner_noise);
-  RefinerRun cond(*ops_, *part->model, grid, 0, text.prompt, request.dtype);
-  RefinerRun uncond(*ops_, *part->model, grid, 0, text.negative, request.dtype);
+  RefinerRun cond(*ops_, *part->model, grid, 0, text.prompt, request.dtype, parallel_);
+  RefinerRun uncond(*ops_, *part->model, grid, 0, text.negative, request.dtype, parallel_);
   progress_->stage("refine", request.refiner_steps);
   return sample_refiner(cond, uncond, latent, make_schedule(request.refiner_steps, defaults.refiner_shift),
                         defaults.refiner_guidance, *progress_, [&](const StepRecord& step, const Tensor&) {
@@ -272,14 +275,17 @@ void Pipeline::decode_video(const Request& request, const Tensor& latent, const 
     sink(frames);
     progress_->advance(done += frames.dim(0));
   };
+  if (request.wan_decoder && !team_.first()) return;  // it cannot be shared: rank 0 decodes alone
   std::shared_ptr<const VideoDecoder> decoder;
-  if (request.wan_decoder)
+  if (request.wan_decoder) {
     decoder = parts_->get<WanDecoder>(DType::f32, root_.wan_vae(),
                                       [&] { return WanDecoder::load(*ops_, root_.wan_vae()); });
-  else
-    decoder = turbo_decoder(request.dtype);
+  } else {
+    decoder = team_.everywhere([&] { return turbo_decoder(request.dtype); });
+    join_ranks(0);
+  }
   use_scratch(Stage::video, request, {});
-  decoder->decode(*ops_, latent, counted);
+  decoder->decode(*ops_, latent, counted, request.wan_decoder ? Group() : parallel_.all());
 }
 
 std::shared_ptr<TurboDecoder> Pipeline::turbo_decoder(DType dtype) {
@@ -323,7 +329,9 @@ Tensor Pipeline::decode_audio(const Tensor& latent) {
 
 void Pipeline::use_scratch(Stage stage, const Request& request, const StageSizes& sizes) {
   if (options_.device.kind == Device::Kind::cpu) return;
-  const std::size_t bytes = stage_memory(stage, root_, request, sizes, options_).scratch_bytes;
+  // Over ranks less is computed, but exchanges need room: for one rank, and that again, is more than either asks for.
+  const std::size_t bytes =
+      (team_.alone() ? 1 : 2) * stage_memory(stage, root_, request, sizes, options_).scratch_bytes;
   set_scratch(std::max(bytes, kLeastScratch));
 }
 
@@ -351,18 +359,21 @@ const Parallel& Pipeline::parallel(const PreviewConfig& config, const TensorStor
     all += bytes;
     if (name.find("moe_mlp.W_") != name.npos || name.ends_with("moe_mlp.nvfp4")) experts += bytes;
   }
-  if (!team_.alone() && parallel_.alone()) {
-    const double free = static_cast<double>(available_bytes(ops_->device()));
-    const Degrees chosen =
-        choose_degrees(team_.world().size(), options_.degrees, experts, kExpertsShare * free);
-    std::int64_t ep = chosen.ep;  // depends on the free memory, of which rank 0's counts
-    team_.share(ep);
-    parallel_ = Parallel(data_group(team_.world(), *ops_), {chosen.sp, chosen.cfg, static_cast<int>(ep)});
-  }
+  join_ranks(experts);
   const double share = static_cast<double>(parallel_.expert_heads(config.moe_heads).count) /
                        static_cast<double>(config.moe_heads);
   record_.weights_share = all > 0 ? 1 - experts / all * (1 - share) : 1;
   return parallel_;
+}
+
+void Pipeline::join_ranks(double expert_bytes) {
+  if (team_.alone() || !parallel_.alone()) return;
+  const double free = static_cast<double>(available_bytes(ops_->device()));
+  const Degrees chosen =
+      choose_degrees(team_.world().size(), options_.degrees, expert_bytes, kExpertsShare * free);
+  std::int64_t ep = chosen.ep;  // depends on the free memory, of which rank 0's counts
+  team_.share(ep);
+  parallel_ = Parallel(data_group(team_.world(), *ops_), {chosen.sp, chosen.cfg, static_cast<int>(ep)});
 }
 
 RankRecord Pipeline::rank_record() const {

@@ -53,6 +53,7 @@ class Pipeline {
   /// The preview's latent [48,T,H,W] and noise [48,2T−1,H',W'] → the refined latent.
   Tensor refine(const Request& request, const TextFeatures& text, const Tensor& preview_latent,
                 const Tensor& noise, const std::function<void(const StepRecord&)>& on_step = {});
+  /// Over ranks, as denoise() and refine(), by all of them; the first one's `sink` gets the frames.
   void decode_video(const Request& request, const Tensor& latent, const FrameSink& sink);
   /// [A,64] → [samples, 2] at 44.1 kHz.
   Tensor decode_audio(const Tensor& latent);
@@ -76,7 +77,9 @@ class Pipeline {
   void use_scratch(Stage stage, const Request& request, const StageSizes& sizes);
   void set_scratch(std::size_t bytes);
 
-  /// The ranks' shares of the preview; made when first asked for, by all ranks at once.
+  /// Connects the ranks where they compute, once; by all ranks at the same place.
+  void join_ranks(double expert_bytes);
+  /// The ranks' shares of the preview.
   const Parallel& parallel(const PreviewConfig& config, const TensorStore& store);
 
   const CheckpointRoot& root_;
