@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// How long a step of the preview takes over many GPUs, by counting: products and bytes of the busiest rank,
+// at rates that were measured on one GPU; messages at the rates of the links that they cross. docs/ranks.md
+// compares it with runs.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "model/preview.h"
+
+namespace magi {
+
+/// What one GPU does in a second; the defaults are an H200's in long steps (docs/performance.md).
+struct GpuRates {
+  double linear = 680e12, attention = 695e12, experts = 585e12;  ///< floating-point operations
+  double row_layer =
+      115e-9;  ///< seconds that a row takes a layer beside products (mHC, norms, rotary, router, sums)
+  double copy_bytes = 3.4e12;  ///< read and written, packing for an exchange
+  double step = 0.03;          ///< seconds a step outside of the layers: transfers, guidance, solver
+};
+
+/// Links between GPUs. Bytes a second that a GPU sends, while all do.
+struct Network {
+  std::string name;
+  int gpus_a_node = 8;
+  double inside = 0;   ///< to the GPUs of its node
+  double between = 0;  ///< to those of others
+  double latency = 0;  ///< seconds of an exchange, however small
+};
+/// "nvlink" (one NVLink domain, however large), "infiniband" (nodes of eight over NVLink, 400 Gb/s a GPU
+/// between them) or "pcie"; throws Error for other names.
+Network network_named(std::string_view name);
+
+struct RankPrediction {
+  Degrees degrees;
+  double seconds = 0;                ///< a step
+  double compute = 0, exchange = 0;  ///< of it, on the busiest rank; exchanges as if nothing hid them
+  double bytes_sent = 0;             ///< by a rank in a step
+  double weight_bytes = 0;           ///< that a rank holds
+  double efficiency = 0;             ///< of so many times one GPU
+};
+
+/// `rows`: of the two guidance branches. `expert_bits`: a weight (16, or 4.5 packed).
+RankPrediction predict_step(const PreviewConfig& config, std::vector<std::int64_t> rows,
+                            const Degrees& degrees, const Network& network, double expert_bits,
+                            const GpuRates& rates = {});
+
+/// Every possible choice for `gpus` GPUs that leaves no rank without attention heads, the quickest first;
+/// those whose weights exceed `bytes_a_gpu` (0: no limit) last.
+std::vector<RankPrediction> predict_all(const PreviewConfig& config, const std::vector<std::int64_t>& rows,
+                                        int gpus, const Network& network, double expert_bits,
+                                        double bytes_a_gpu, const GpuRates& rates = {});
+
+/// For people: the first `count` of them.
+std::string table_of(const std::vector<RankPrediction>& predictions, std::size_t count, double bytes_a_gpu);
+
+}  // namespace magi

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/rank_model.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "io/config.h"
+
+namespace magi {
+namespace {
+
+PreviewConfig release() {
+  return PreviewConfig::from(ConfigNode(nlohmann::json::object(), "the release's configuration"));
+}
+
+const std::vector<std::int64_t> k272p{15015, 14601}, k540p{58023, 57609};
+
+TEST(RankModel, OneGpuAsMeasured) {
+  const Network link = network_named("nvlink");
+  EXPECT_NEAR(predict_step(release(), k272p, {1, 1, 1}, link, 16).seconds, 1.07, 0.05);
+  EXPECT_NEAR(predict_step(release(), k540p, {1, 1, 1}, link, 16).seconds, 7.5, 0.3);
+}
+
+TEST(RankModel, WeightsAndBytes) {
+  const RankPrediction one = predict_step(release(), k540p, {1, 1, 1}, network_named("nvlink"), 16);
+  EXPECT_NEAR(one.weight_bytes, 228e9, 4e9);
+  EXPECT_EQ(one.bytes_sent, 0);
+  const RankPrediction two = predict_step(release(), k540p, {2, 1, 2}, network_named("nvlink"), 16);
+  // Half of q, k, v and gate, and of the output, of half the rows in 40 layers; half of z and of y in 36.
+  const double rows = 115632 / 2;
+  EXPECT_NEAR(two.bytes_sent, rows * 2 * (40 * (12 * 128 * 4 + 8) + 36 * 2 * 1536), 1e8);
+  EXPECT_NEAR(one.weight_bytes - two.weight_bytes, 36 * 12 * 256 * 3.0 * 256 * 1280 * 2 / 2, 1e6);
+}
+
+TEST(RankModel, ChoosesWhatFits) {
+  const auto all = predict_all(release(), k540p, 8, network_named("nvlink"), 4.5, 40e9);
+  EXPECT_LE(all.front().weight_bytes, 40e9);
+  for (std::size_t i = 1; i < all.size(); ++i)
+    if (all[i].weight_bytes <= 40e9) EXPECT_GE(all[i].seconds, all[i - 1].seconds);
+  EXPECT_GT(all.front().efficiency, 0.8);
+  EXPECT_THROW(predict_all(release(), k540p, 1024, network_named("nvlink"), 4.5, 0), Error);
+}
+
+}  // namespace
+}  // namespace magi
