@@ -53,6 +53,7 @@ Arguments parse(int argc, char** argv) {
       {"--cfg", [&](auto& v) { o.degrees.cfg = number<int>(v); }},
       {"--ep", [&](auto& v) { o.degrees.ep = number<int>(v); }},
       {"--head-groups", [&](auto& v) { o.head_groups = number<int>(v); }},
+      {"--expert-overlap", [&](auto& v) { o.expert_overlap = v != "0"; }},
       {"--alone", [&](auto& v) { o.alone_seconds = number<double>(v); }},
       {"--ops", [&](auto& v) { o.operations = v != "0"; }},
       {"--profile", [&](auto& v) { o.trace = v; }},

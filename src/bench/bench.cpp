@@ -122,6 +122,7 @@ BenchResult run_bench(const BenchOptions& options, Progress& progress) {
     result.degrees = choose_degrees(options.world->size(), options.degrees);
     parallel = Parallel(data_group(*options.world, backend.ops()), result.degrees);
     parallel.set_head_groups(options.head_groups);
+    parallel.set_expert_overlap(options.expert_overlap);
   }
   progress.stage("weights", 1);
   const auto start = std::chrono::steady_clock::now();

@@ -52,9 +52,10 @@ struct BenchOptions {
 
   std::shared_ptr<World>
       world;  ///< of several ranks, all of which run the bench (the preview's alone); else null
-  Degrees degrees{0, 0, 0};  ///< 0: chosen
-  int head_groups = 2;       ///< that an attention exchange is cut into
-  double alone_seconds = 0;  ///< one rank's step, to compare with; 0: not known
+  Degrees degrees{0, 0, 0};    ///< 0: chosen
+  int head_groups = 1;         ///< that an attention exchange is cut into
+  bool expert_overlap = true;  ///< Parallel::set_expert_overlap
+  double alone_seconds = 0;    ///< one rank's step, to compare with; 0: not known
 
   bool operations = false;                     ///< one more step, with every operation timed
   std::optional<std::filesystem::path> trace;  ///< the same step as a Chrome trace

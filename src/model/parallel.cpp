@@ -266,6 +266,7 @@ Trade Parallel::to_expert_heads(Ops& ops, const Segments& sequence, const Tensor
     pieces.push_back({{z, {own.first * d, own.count * d}}});
   }
   Trade trade = to_columns(ops, experts_, row_counts(sequence, experts_), pieces, z.dtype());
+  if (!expert_overlap_) trade.wait();
   return trade;
 }
 

@@ -104,15 +104,18 @@ class Parallel {
   };
   void gather_rows(const Segments& sequence, const std::vector<Gathered>& tensors) const;
 
-  /// Head groups an attention exchange is cut into.
+  /// Head groups an attention exchange is cut into: one travels while another is computed.
   void set_head_groups(int groups) { head_groups_ = groups; }
+  /// Whether the shared experts run while rows travel to the routed ones.
+  void set_expert_overlap(bool overlap) { expert_overlap_ = overlap; }
 
  private:
   std::vector<std::int64_t> row_counts(const Segments& sequence, const Group& group) const;
 
   Group all_, sequence_, experts_;
   Degrees degrees_;
-  int head_groups_ = 2;
+  int head_groups_ = 1;
+  bool expert_overlap_ = true;
 };
 
 }  // namespace magi

@@ -329,7 +329,8 @@ Tensor Pipeline::decode_audio(const Tensor& latent) {
 
 void Pipeline::use_scratch(Stage stage, const Request& request, const StageSizes& sizes) {
   if (options_.device.kind == Device::Kind::cpu) return;
-  // Over ranks less is computed, but exchanges need room: for one rank, and that again, is more than either asks for.
+  // Over ranks less is computed, but exchanges need room: for one rank, and that again, is more than either
+  // asks for.
   const std::size_t bytes =
       (team_.alone() ? 1 : 2) * stage_memory(stage, root_, request, sizes, options_).scratch_bytes;
   set_scratch(std::max(bytes, kLeastScratch));
