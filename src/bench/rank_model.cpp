@@ -54,8 +54,8 @@ double exchange_seconds(const Network& n, int size, double bytes) {
 }  // namespace
 
 Network network_named(std::string_view name) {
-  if (name == "nvlink") return {"nvlink", 1 << 20, 310e9, 310e9, 20e-6};
-  if (name == "infiniband") return {"infiniband", 8, 310e9, 45e9, 40e-6};
+  if (name == "nvlink") return {"nvlink", 1 << 20, 270e9, 270e9, 20e-6};
+  if (name == "infiniband") return {"infiniband", 8, 270e9, 45e9, 40e-6};
   require(name == "pcie", "there are no figures for the network \"{}\"; choose nvlink, infiniband or pcie",
           name);
   return {"pcie", 8, 22e9, 22e9, 30e-6};
@@ -78,7 +78,6 @@ RankPrediction predict_step(const PreviewConfig& c, std::vector<int64_t> branche
 
   RankPrediction p;
   p.degrees = degrees;
-  p.compute = rates.step;
   const auto head_dim = static_cast<double>(c.attention.head_dim);
   const double expert_width = moe_heads * static_cast<double>(c.moe_width) / static_cast<double>(c.moe_heads);
   for (int64_t i = 0; i < c.layers; ++i) {
@@ -104,6 +103,8 @@ RankPrediction predict_step(const PreviewConfig& c, std::vector<int64_t> branche
       p.compute += 2 * 2 * degrees.ep * one_way / rates.copy_bytes;
     }
   }
+  if (ranks > 1) p.compute *= 1 + rates.unequal;
+  p.compute += static_cast<double>(all_rows) * rates.host_row;
   p.seconds = p.compute + p.exchange;
   return p;
 }
@@ -114,7 +115,7 @@ std::vector<RankPrediction> predict_all(const PreviewConfig& config, const std::
   const double alone = predict_step(config, rows, {1, 1, 1}, network, expert_bits, rates).seconds;
   std::vector<RankPrediction> list;
   for (const Degrees& d : possible_degrees(gpus)) {
-    if (d.sp > config.attention.heads || d.ep > config.moe_heads) continue;
+    if (d.ep > config.moe_heads) continue;
     list.push_back(predict_step(config, rows, d, network, expert_bits, rates));
     list.back().efficiency = alone / list.back().seconds / gpus;
   }

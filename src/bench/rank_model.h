@@ -15,10 +15,10 @@ namespace magi {
 /// What one GPU does in a second; the defaults are an H200's in long steps (docs/performance.md).
 struct GpuRates {
   double linear = 680e12, attention = 695e12, experts = 585e12;  ///< floating-point operations
-  double row_layer =
-      115e-9;  ///< seconds that a row takes a layer beside products (mHC, norms, rotary, router, sums)
+  double row_layer = 107e-9;   ///< seconds that a row takes a layer beside products (mHC, norms, rotary, router, sums)
   double copy_bytes = 3.4e12;  ///< read and written, packing for an exchange
-  double step = 0.03;          ///< seconds a step outside of the layers: transfers, guidance, solver
+  double host_row = 0.7e-6;    ///< seconds a row takes on the host between steps, on every rank
+  double unequal = 0.02;       ///< by which the slowest of several GPUs is slower than one alone
 };
 
 /// Links between GPUs. Bytes a second that a GPU sends, while all do.
@@ -47,7 +47,7 @@ RankPrediction predict_step(const PreviewConfig& config, std::vector<std::int64_
                             const Degrees& degrees, const Network& network, double expert_bits,
                             const GpuRates& rates = {});
 
-/// Every possible choice for `gpus` GPUs that leaves no rank without attention heads, the quickest first;
+/// Every choice for `gpus` GPUs with MoE heads for each, the quickest first;
 /// those whose weights exceed `bytes_a_gpu` (0: no limit) last.
 std::vector<RankPrediction> predict_all(const PreviewConfig& config, const std::vector<std::int64_t>& rows,
                                         int gpus, const Network& network, double expert_bits,
