@@ -118,7 +118,8 @@ BenchResult run_bench(const BenchOptions& options, Progress& progress) {
   const bool many = options.world && !options.world->alone();
   Parallel parallel;
   if (many) {
-    require(options.model == BenchModel::preview, "bench: only the preview's steps are shared between ranks");
+    require(options.model == BenchModel::preview || options.model == BenchModel::refiner,
+            "bench: only the preview's and the refiner's steps are shared between ranks");
     result.degrees = choose_degrees(options.world->size(), options.degrees);
     parallel = Parallel(data_group(*options.world, backend.ops()), result.degrees);
     parallel.set_head_groups(options.head_groups);

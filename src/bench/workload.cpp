@@ -93,7 +93,7 @@ Workload preview_workload(Ops& ops, const BenchOptions& o, const Parallel& paral
   return w;
 }
 
-Workload refiner_workload(Ops& ops, const BenchOptions& o, Progress& progress) {
+Workload refiner_workload(Ops& ops, const BenchOptions& o, const Parallel& parallel, Progress& progress) {
   const auto config = RefinerConfig::from(config_or_release(o, nlohmann::json::object()));
   std::shared_ptr<const Refiner> model =
       o.weights ? load_refiner(ops, *open_checkpoint(*o.weights), config, o.dtype)
@@ -104,13 +104,14 @@ Workload refiner_workload(Ops& ops, const BenchOptions& o, Progress& progress) {
   const Tensor start = noise.randn({config.channels.video, grid.t, grid.h, grid.w});
   const Tensor text = noise.randn({text_tokens(o), config.channels.text});
   const auto branch = [&](std::int64_t rows) {
-    return std::make_shared<RefinerRun>(ops, *model, grid, 0, text.rows(0, rows), o.dtype);
+    return std::make_shared<RefinerRun>(ops, *model, grid, 0, text.rows(0, rows), o.dtype, parallel);
   };
   const auto cond = branch(text.dim(0)), uncond = branch(std::min(text.dim(0), kNegativeTokens));
 
   Workload w;
   w.sizes = clip_json(clip);
   w.sizes["rows"] = rows_json({&cond->sequence(), &uncond->sequence()});
+  w.share = {cond->rows(), {}};
   w.run = [model, cond, uncond, start, &progress](std::int64_t steps, const Workload::OnStep& on_step) {
     return std::vector<Tensor>{
         sample_refiner(*cond, *uncond, start, make_schedule(steps, kRefinerShift), {}, progress,
@@ -164,7 +165,7 @@ Workload make_workload(Ops& ops, const BenchOptions& options, const Parallel& pa
     case BenchModel::preview:
       return preview_workload(ops, options, parallel, progress);
     case BenchModel::refiner:
-      return refiner_workload(ops, options, progress);
+      return refiner_workload(ops, options, parallel, progress);
     case BenchModel::text:
       return text_workload(ops, options);
     case BenchModel::turbo:

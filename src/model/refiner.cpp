@@ -116,12 +116,19 @@ std::pair<Tensor, Tensor> RefinerRun::guided(RefinerRun& text, RefinerRun& null_
   }
   // Each half computes its branch; a rank swaps results with its counterpart in the other half.
   const int sp = parallel.degrees().sp, me = parallel.all().rank();
-  const bool has_text = me < sp;
+  const bool has_text = computes_text(parallel);
   const Tensor own = (has_text ? text : null_text).forward(cells, {}).video;
   const Tensor other = text.ops_.arena().alloc(own.dtype(), own.shape());
   const int counterpart = has_text ? me + sp : me - sp;
   parallel.all().exchange({{counterpart, own}}, {{counterpart, other}}, "guidance");
   return {text.latent_of(has_text ? own : other), text.latent_of(has_text ? other : own)};
+}
+
+double RefinerRun::rows_share(const RefinerRun& text, const RefinerRun& null_text) {
+  std::int64_t held = 0;
+  if (computes_text(text.parallel_)) held += text.rows().size();
+  if (computes_null(text.parallel_)) held += null_text.rows().size();
+  return static_cast<double>(held) / static_cast<double>(text.sequence_.rows() + null_text.sequence_.rows());
 }
 
 }  // namespace magi

@@ -98,8 +98,17 @@ class RefinerRun {
                                           const std::function<void()>& between = {});
 
   const PackedSequence& sequence() const { return sequence_; }
+  RowRange rows() const { return rows_.rows(); }  ///< of the sequence, that this rank holds
+  /// Of the rows of both branches, what this rank holds when it computes as guided() does.
+  static double rows_share(const RefinerRun& text, const RefinerRun& null_text);
 
  private:
+  static bool computes_text(const Parallel& parallel) {
+    return parallel.degrees().cfg == 1 || parallel.all().rank() < parallel.degrees().sp;
+  }
+  static bool computes_null(const Parallel& parallel) {
+    return parallel.degrees().cfg == 1 || parallel.all().rank() >= parallel.degrees().sp;
+  }
   Tensor cells_of(const Tensor& latent) const;  ///< where the backend computes
   Refiner::Cells forward(const Tensor& cells, const Tensor& audio);
   Tensor latent_of(const Tensor& cells) const;

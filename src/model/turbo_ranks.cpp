@@ -3,6 +3,7 @@
 // round of tiles at a time and hands whole frames on in order, so that its memory follows the ranks, not the
 // clip.
 #include <cstring>
+#include <exception>
 
 #include "model/latent_stats.h"
 #include "model/to_device.h"
@@ -69,14 +70,25 @@ void TurboDecoder::decode_shared(Ops& ops, const Tensor& latent, const FrameSink
     const Tensor frames = decode_window(ops, to_device(ops, input, dtype_), window.opens_clip);
     return ops.to_pixels(frames.rows(window.drop_front, kept_frames(window)));
   };
+  // What the sink throws comes out at the end: until then the other ranks' tiles are received, or they would
+  // wait for ever.
   Tensor picture;
+  std::exception_ptr stopped;
+  const auto hand_on = [&](const Tensor& frames) {
+    if (stopped) return;
+    try {
+      sink(frames);
+    } catch (...) {
+      stopped = std::current_exception();
+    }
+  };
   const auto finish = [&](std::size_t unit, const Tensor& on_device) {
     const Tensor decoded = ops.download(on_device);
-    if (tiles.size() == 1) return sink(decoded);
+    if (tiles.size() == 1) return hand_on(decoded);
     if (unit % tiles.size() == 0)
       picture = Tensor::empty(DType::u8, {decoded.dim(0), height * kPixels, width * kPixels, kColours});
     place(picture, decoded, tile_of(unit));
-    if (unit % tiles.size() == tiles.size() - 1) sink(picture);
+    if (unit % tiles.size() == tiles.size() - 1) hand_on(picture);
   };
 
   // Ranks other than 0 run ahead by one tile at most.
@@ -100,11 +112,12 @@ void TurboDecoder::decode_shared(Ops& ops, const Tensor& latent, const FrameSink
                                                        tile.decoded_columns.size() * kPixels, kColours})});
     }
     under_way = ranks.start_exchange({}, receive, "frames");
-    finish(own, decode(own));
+    if (!stopped) finish(own, decode(own));
     under_way->wait(kPatient);
     for (std::size_t r = 0; r < receive.size(); ++r) finish(first + 1 + r, receive[r].data);
   }
   if (me != 0 && under_way) under_way->wait(kPatient);
+  if (stopped) std::rethrow_exception(stopped);
 }
 
 }  // namespace magi

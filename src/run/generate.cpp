@@ -134,19 +134,11 @@ class Batch {
     for_each_clip(By::all, [&](Clip& clip) { begin_noise(clip); });
     stage("preview", By::all, always, [&](Clip& clip) { denoise(clip); });
     stage("refiner", By::all, with_refiner, [&](Clip& clip) { refine(clip); });
-    for_each_clip(By::first, [&](Clip& clip) { keep_latents(clip); });
+    for_each_clip(By::all, [&](Clip& clip) { keep_latents(clip); });
     stage("audio", By::first, with_audio, [&](Clip& clip) { decode_audio(clip); });
     // Last, so that a single encoder is open at a time, and the sound is there for it.
-    stage("video", By::all, always, [&](Clip& clip) {
-      const Tensor& latent = clip.refined.defined() ? clip.refined : clip.latents.video;
-      if (team_.first())
-        write_clip(clip, latent);
-      else
-        pipeline_.decode_video(clip.task.request, latent, {});
-      if (!team_.alone()) record_ranks(clip);
-      clip.latents = {};
-      clip.refined = clip.sound = {};
-    });
+    stage("video", By::all, always, [&](Clip& clip) { decode_video(clip); });
+    if (!team_.alone()) for_each_clip(By::all, [&](Clip& clip) { record_ranks(clip); });
     std::vector<Report> reports;
     for (Clip& clip : clips_) reports.push_back(std::move(clip.report));
     return reports;
@@ -206,6 +198,7 @@ class Batch {
   }
 
   void warn_of_lengths() const {
+    if (!team_.first()) return;
     for (const Clip& clip : clips_) {
       const double seconds = clip.task.request.seconds;
       if (!clip.task.error.empty() || std::abs(seconds - kTrainedSeconds) < 1e-9) continue;
@@ -321,15 +314,34 @@ class Batch {
     if (clip.task.sound) write_wav(*clip.task.sound, clip.sound, kSampleRate);
   }
 
-  void write_clip(Clip& clip, const Tensor& latent) {
+  /// All ranks decode, the first one writes.
+  void decode_video(Clip& clip) {
     const Request& request = clip.task.request;
-    VideoWriter writer(clip.task.output, video_options(request, root_.defaults().fps),
+    std::optional<VideoWriter> writer;
+    const auto open = [&] {
+      if (team_.first())
+        writer.emplace(clip.task.output, video_options(request, root_.defaults().fps),
                        request.audio ? std::optional<AudioOptions>(std::in_place) : std::nullopt);
+      return true;
+    };
+    team_.everywhere(open);  // else the others would decode for nobody
+    const Tensor& latent = clip.refined.defined() ? clip.refined : clip.latents.video;
+    if (team_.first()) {
+      team_progress_.begin_alone();  // the decoder lets the others finish when this one stops
+      write_clip(clip, latent, *writer);
+    } else {
+      pipeline_.decode_video(request, latent, {});
+    }
+    clip.latents = {};
+    clip.refined = clip.sound = {};
+  }
+
+  void write_clip(Clip& clip, const Tensor& latent, VideoWriter& writer) {
     if (clip.sound.defined()) writer.write_audio(clip.sound);
     const std::int64_t middle = 2 * (latent.dim(-3) - 1);
     Sha256 frames_sha;
     std::int64_t done = 0;
-    pipeline_.decode_video(request, latent, [&](const Tensor& frames) {
+    pipeline_.decode_video(clip.task.request, latent, [&](const Tensor& frames) {
       frames_sha.add(frames);
       writer.write_frames(frames);
       if (clip.task.thumbnail && done <= middle && middle < done + frames.dim(0))

@@ -260,6 +260,7 @@ Tensor Pipeline::refine(const Request& request, const TextFeatures& text, const 
     latent = renoise(latent, noise.reshape(latent.shape()), defaults.refiner_noise);
   RefinerRun cond(*ops_, *part->model, grid, 0, text.prompt, request.dtype, parallel_);
   RefinerRun uncond(*ops_, *part->model, grid, 0, text.negative, request.dtype, parallel_);
+  record_.refiner_tokens_share = RefinerRun::rows_share(cond, uncond);
   progress_->stage("refine", request.refiner_steps);
   return sample_refiner(cond, uncond, latent, make_schedule(request.refiner_steps, defaults.refiner_shift),
                         defaults.refiner_guidance, *progress_, [&](const StepRecord& step, const Tensor&) {

@@ -45,13 +45,19 @@ nlohmann::json RankRecord::to_json() const {
           {"bytes_sent", bytes_sent},
           {"bytes_received", bytes_received},
           {"tokens_share", tokens_share},
-          {"weights_share", weights_share}};
+          {"weights_share", weights_share},
+          {"refiner_tokens_share", refiner_tokens_share}};
 }
 
 RankRecord RankRecord::from_json(const nlohmann::json& o) {
-  return {o.at("rank"),         o.at("place"),          {o.at("sp"), o.at("cfg"), o.at("ep")},
-          o.at("bytes_sent"),   o.at("bytes_received"), o.at("tokens_share"),
-          o.at("weights_share")};
+  return {o.at("rank"),
+          o.at("place"),
+          {o.at("sp"), o.at("cfg"), o.at("ep")},
+          o.at("bytes_sent"),
+          o.at("bytes_received"),
+          o.at("tokens_share"),
+          o.at("weights_share"),
+          o.at("refiner_tokens_share")};
 }
 
 nlohmann::json Report::to_json() const {

@@ -42,6 +42,7 @@ struct RankRecord {
   Degrees degrees;
   std::int64_t bytes_sent = 0, bytes_received = 0;
   double tokens_share = 1, weights_share = 1;  ///< of the preview, that it held
+  double refiner_tokens_share = 1;             ///< of both branches
 
   nlohmann::json to_json() const;
   static RankRecord from_json(const nlohmann::json& object);

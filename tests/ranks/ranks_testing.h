@@ -3,10 +3,16 @@
 #pragma once
 
 #include "comm/world.h"
+#include "support/backend.h"
 
 namespace magi {
 
 /// All ranks of this test program.
 World& world();
+
+/// Scratch memory of this rank, on the host full of NaN, or on a GPU of its own ($MAGI2_TEST_DEVICE).
+inline Arena rank_arena(std::size_t bytes = std::size_t{4} << 30) {
+  return tests_on_cuda() ? make_cuda_arena(world().local_rank(), bytes) : test_arena(bytes);
+}
 
 }  // namespace magi

@@ -6,7 +6,6 @@
 
 #include "io/checkpoint.h"
 #include "io/config.h"
-#include "ops/devices.h"
 #include "ranks/ranks_testing.h"
 #include "sample/refiner_sampler.h"
 #include "support/golden.h"
@@ -35,51 +34,44 @@ RefinerConfig golden_config() {
       ConfigNode(load_config(golden_model("config.json"), golden_model()), "config.json"));
 }
 
-/// The golden refiner, with changes to its configuration.
-class Model {
- public:
-  Model(const RefinerConfig& config, DType dtype)
-      : arena_(Arena::on_host(std::size_t{4} << 30)), ops_(make_ops(arena_)), dtype_(dtype) {
-    arena_.poison(true);
-    model_ = load_refiner(*ops_, *open_checkpoint(golden_model("refiner")), config, dtype);
-  }
-  std::unique_ptr<RefinerRun> branch(LatentGrid grid, std::int64_t audio_rows, const Tensor& text,
-                                     const Parallel& parallel) {
-    return std::make_unique<RefinerRun>(*ops_, *model_, grid, audio_rows, text, dtype_, parallel);
-  }
+/// This rank's backend, and all ranks.
+struct Backend {
+  Arena arena = rank_arena();
+  std::unique_ptr<Ops> ops = make_ops(arena);
+  Group all = data_group(world(), *ops);
 
- private:
-  Arena arena_;
-  std::unique_ptr<Ops> ops_;
-  DType dtype_;
-  std::unique_ptr<Refiner> model_;
+  /// The halves of the ranks, or all together.
+  std::vector<Parallel> sharings() const {
+    std::vector<Parallel> list;
+    for (const Degrees& degrees : possible_degrees(all.size()))
+      if (degrees.ep == 1) list.emplace_back(all, degrees);
+    return list;
+  }
+  std::unique_ptr<Refiner> refiner(const RefinerConfig& config, DType dtype) const {
+    return load_refiner(*ops, *open_checkpoint(golden_model("refiner")), config, dtype);
+  }
 };
-
-/// The halves of the ranks, or all together.
-std::vector<Parallel> sharings() {
-  std::vector<Parallel> list;
-  for (const Degrees& degrees : possible_degrees(world().size()))
-    if (degrees.ep == 1) list.emplace_back(world().host(), degrees);
-  return list;
-}
 
 class GoldenRefinerRanks : public testing::TestWithParam<DType> {};
 
 TEST_P(GoldenRefinerRanks, ASampledClipHasTheBitsOfOneRank) {
   GOLDEN_CASE(c, GetParam() == DType::f32 ? "refiner_sample_f32" : "refiner_sample_bf16");
-  Model model(golden_config(), GetParam());
+  const Backend backend;
+  const auto model = backend.refiner(golden_config(), GetParam());
   const Tensor start = first_of(c.get("renoised"));
   const auto sample = [&](const Parallel& parallel) {
     const LatentGrid grid{start.dim(1), start.dim(2), start.dim(3)};
-    const auto text = model.branch(grid, 0, first_of(c.get("text")), parallel),
-               null_text = model.branch(grid, 0, first_of(c.get("null_text")), parallel);
+    const auto branch = [&](const char* name) {
+      return RefinerRun(*backend.ops, *model, grid, 0, first_of(c.get(name)), GetParam(), parallel);
+    };
+    RefinerRun text = branch("text"), null_text = branch("null_text");
     Progress progress;
     GuidanceOptions guidance;
     guidance.video_scale = 2;
-    return sample_refiner(*text, *null_text, start.clone(), make_schedule(2, 5), guidance, progress);
+    return sample_refiner(text, null_text, start.clone(), make_schedule(2, 5), guidance, progress);
   };
   const Tensor alone = sample({});
-  for (const Parallel& parallel : sharings())
+  for (const Parallel& parallel : backend.sharings())
     EXPECT_TRUE(same_bytes(sample(parallel), alone)) << "cfg " << parallel.degrees().cfg;
 }
 
@@ -98,17 +90,19 @@ TEST_P(GoldenRefinerRanks, AnyGridAndAnyTextHaveTheBitsOfOneRank) {
                         {released, {3, 2, 2}, 5, 2}, {released, {5, 7, 9}, 0, 0},
                         {released, {5, 7, 9}, 0, 5}, {released, {7, 5, 6}, 11, 33},
                         {mixed, {5, 7, 3}, 2, 6}};
+  const Backend backend;
   unsigned seed = 1;
   for (const Case& c : cases) {
-    Model model(c.config, GetParam());
+    const auto model = backend.refiner(c.config, GetParam());
     const Tensor latent = normal(++seed, {c.config.channels.video, c.grid.t, c.grid.h, c.grid.w}),
                  audio = normal(++seed, {c.audio, c.config.channels.audio}),
                  text = normal(++seed, {c.text, c.config.channels.text});
     const auto velocity = [&](const Parallel& parallel) {
-      return model.branch(c.grid, c.audio, text, parallel)->velocity(latent, audio);
+      return RefinerRun(*backend.ops, *model, c.grid, c.audio, text, GetParam(), parallel)
+          .velocity(latent, audio);
     };
     const Velocity alone = velocity({});
-    for (const Parallel& parallel : sharings()) {
+    for (const Parallel& parallel : backend.sharings()) {
       const Velocity together = velocity(parallel);
       EXPECT_TRUE(same_bytes(together.video, alone.video) && same_bytes(together.audio, alone.audio))
           << c.grid.t << "x" << c.grid.h << "x" << c.grid.w << ", " << c.text << " text rows, cfg "

@@ -4,9 +4,10 @@
 
 #include <random>
 
+#include "model/parallel.h"
 #include "model/turbo_decoder.h"
-#include "ops/devices.h"
 #include "ranks/ranks_testing.h"
+#include "support/expect_error.h"
 #include "support/golden.h"
 
 namespace magi {
@@ -24,9 +25,9 @@ class GoldenTurboRanks : public testing::TestWithParam<DType> {};
 
 TEST_P(GoldenTurboRanks, FramesOfOneRank) {
   if (!std::filesystem::exists(golden_model("turbo_vae"))) GTEST_SKIP() << "no golden turbo decoder";
-  Arena arena = Arena::on_host(std::size_t{4} << 30);
-  arena.poison(true);
+  Arena arena = rank_arena();
   const auto ops = make_ops(arena);
+  const Group all = data_group(world(), *ops);
   TurboDecoder decoder = TurboDecoder::load(*ops, golden_model("turbo_vae"), GetParam());
   const std::int64_t reach = turbo_reach(decoder.config());
   struct Case {
@@ -52,7 +53,7 @@ TEST_P(GoldenTurboRanks, FramesOfOneRank) {
           ranks);
       return pixels;
     };
-    const auto together = decode(world().host());
+    const auto together = decode(all);
     if (world().rank() > 0) {
       EXPECT_TRUE(together.empty());
       continue;
@@ -61,6 +62,30 @@ TEST_P(GoldenTurboRanks, FramesOfOneRank) {
               static_cast<std::size_t>((4 * (c.latents - 1) + 1) * c.height * c.width * 768));
     EXPECT_TRUE(together == decode({})) << c.latents << " latents of " << c.height << "x" << c.width;
   }
+}
+
+/// A sink that fails is told of on rank 0, and no rank waits for ever.
+TEST(GoldenTurboRanksEnd, AFailingSinkEndsOnAllRanks) {
+  if (!std::filesystem::exists(golden_model("turbo_vae"))) GTEST_SKIP() << "no golden turbo decoder";
+  Arena arena = rank_arena();
+  const auto ops = make_ops(arena);
+  const Group all = data_group(world(), *ops);
+  const TurboDecoder decoder = TurboDecoder::load(*ops, golden_model("turbo_vae"), DType::f32);
+  const Tensor latent = normal(1, {48, 12, 1, 2});
+  int calls = 0;
+  const auto decode = [&] {
+    decoder.decode(
+        *ops, latent,
+        [&](const Tensor&) {
+          if (++calls == 2) fail("the disk is full");
+        },
+        all);
+  };
+  if (world().rank() == 0)
+    expect_error(decode, "disk is full");
+  else
+    decode();
+  EXPECT_EQ(calls, world().rank() == 0 ? 2 : 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, GoldenTurboRanks, testing::Values(DType::f32, DType::bf16),
