@@ -118,8 +118,8 @@ TEST_F(Clips, GoldenRefined) {
                                {{"prompt", "A fox."},
                                 {"width", preview.width},
                                 {"height", preview.height},
-                                {"steps", std::stoll(c.meta("steps"))},
-                                {"refiner_steps", std::stoll(c.meta("refiner_steps"))},
+                                {"steps", 1},
+                                {"refiner_steps", 1},
                                 {"seconds", std::stod(c.meta("seconds"))},
                                 {"dtype", "f32"},
                                 {"refine", c.meta("refiner")}});
