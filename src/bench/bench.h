@@ -54,7 +54,7 @@ struct BenchOptions {
       world;  ///< of several ranks, all of which run the bench (the preview's alone); else null
   Degrees degrees{0, 0, 0};    ///< 0: chosen
   int head_groups = 1;         ///< that an attention exchange is cut into
-  bool expert_overlap = true;  ///< Parallel::set_expert_overlap
+  bool expert_overlap = false;  ///< Parallel::set_expert_overlap
   double alone_seconds = 0;    ///< one rank's step, to compare with; 0: not known
 
   bool operations = false;                     ///< one more step, with every operation timed

@@ -65,8 +65,12 @@ Monitor::Monitor(int rank, std::vector<RankName> names, std::vector<Socket> link
 }
 
 Monitor::~Monitor() {
+  leave();
+}
+
+void Monitor::leave() {
   stopping_ = true;
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 void Monitor::set_stage(const std::string& text) {

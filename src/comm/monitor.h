@@ -44,8 +44,10 @@ class Monitor {
   /// `links`: at rank 0 one to each other rank, in order; elsewhere one to rank 0. `names`: at rank 0 all
   /// ranks', elsewhere rank 0's and the own. A rank that is silent for `silence_seconds` is lost.
   Monitor(int rank, std::vector<RankName> names, std::vector<Socket> links, double silence_seconds);
-  /// Tells the others that this rank leaves in peace, unless the run failed.
   ~Monitor();
+  /// Tells the others that this rank leaves in peace, unless the run failed. The destructor does, if nobody
+  /// did.
+  void leave();
 
   /// What this rank is doing, for messages: a stage ("denoise, step 3 of 20"), and within it a collective.
   void set_stage(const std::string& text);

@@ -197,6 +197,7 @@ void World::leave() {
   if (!alone()) {
     set_stage("end");
     host_.wait_for_all();
+    monitor_->leave();
   }
   left_ = true;
 }

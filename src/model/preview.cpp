@@ -59,7 +59,7 @@ Tensor Preview::mlp(Ops& ops, const PreviewLayer& layer, Tensor n, const Sequenc
   const MoeWeights& w = *layer.moe;
   const DType dtype = n.dtype();
 
-  // The shared experts run while the tokens are on their way to the routed ones.
+  // The shared experts may run while the tokens are on their way to the routed ones.
   Trade trade = parallel_.to_expert_heads(ops, sequence, ops.linear(n, w.split), config_.moe_heads);
   const Tensor shared = ops.linear(ops.linear(n, w.shared_up, Epilogue::swiglu7), w.shared_down);
   {
