@@ -43,7 +43,7 @@ TEST(RankModel, ChoosesWhatFits) {
   const auto all = predict_all(release(), k540p, 8, network_named("nvlink"), 4.5, 40e9);
   EXPECT_LE(all.front().weight_bytes, 40e9);
   for (std::size_t i = 1; i < all.size(); ++i)
-    if (all[i].weight_bytes <= 40e9) EXPECT_GE(all[i].seconds, all[i - 1].seconds);
+    EXPECT_TRUE(all[i].weight_bytes > 40e9 || all[i].seconds >= all[i - 1].seconds);
   EXPECT_GT(all.front().efficiency, 0.8);
   for (const int gpus : {16, 64})
     EXPECT_FALSE(predict_all(release(), k540p, gpus, network_named("infiniband"), 4.5, 0).empty());
