@@ -157,6 +157,13 @@ TEST_P(LinearTest, RefusesWrongInput) {
   expect_error([&] { ops_->pack_linear(random({5, 16}, 1), 3, dtype()); }, "pack_linear: weight [5,16]");
 }
 
+/// Also where the processor has no bf16 product and the kernel multiplies in f32.
+TEST_P(LinearTest, WeightsStoredInF32AreRoundedToTheDtype) {
+  const Tensor x = random({5, 48}, 1), stored = random_f32({40, 48}, 2);
+  EXPECT_TRUE(same_bytes(ops_->linear(x, ops_->pack_linear(stored, 1, dtype())),
+                         ops_->linear(x, ops_->pack_linear(stored.to(dtype()), 1, dtype()))));
+}
+
 MAGI2_BOTH_DTYPES(LinearTest);
 
 /// The kernel that takes over where the library's does not keep rows apart.

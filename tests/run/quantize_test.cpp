@@ -93,18 +93,13 @@ class Quantize : public testing::Test {
     quantize(released(), path("counted"), format, progress);
     return progress.count;
   }
-  /// The hashes of a clip with a reference image.
+  /// The hashes of a clip, with a reference image and refined where it says so.
   std::map<std::string, std::string> make(const fs::path& root, ExpertFormat experts,
-                                          const std::string& dtype = "bf16") const {
-    const Json request{{"prompt", "A fox."},
-                       {"width", 64},
-                       {"height", 64},
-                       {"seconds", 0.4},
-                       {"steps", 2},
-                       {"dtype", dtype},
-                       {"image", (path("root") / "example.png").string()},
-                       {"refine", "96x64"},
-                       {"refiner_steps", 2}};
+                                          bool with_refiner = false) const {
+    Json request{{"prompt", "A fox."}, {"width", 64}, {"height", 64}, {"seconds", 0.4}, {"steps", 2}};
+    if (with_refiner)
+      request.update(
+          {{"image", (path("root") / "example.png").string()}, {"refine", "96x64"}, {"refiner_steps", 2}});
     Progress progress;
     EngineOptions options;
     options.experts = experts;
@@ -131,6 +126,7 @@ TEST_F(Quantize, NativeRootsMakeTheSameClips) {
   const auto unquantised = make(path("root"), ExpertFormat::stored);
   EXPECT_EQ(make(plain, ExpertFormat::stored), unquantised);
   EXPECT_NE(unquantised.at("latents"), expected.at("latents"));
+  EXPECT_EQ(make(packed, ExpertFormat::stored, true), make(path("root"), ExpertFormat::nvfp4, true));
 }
 
 TEST_F(Quantize, FourBitTextEncoder) {

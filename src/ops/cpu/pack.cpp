@@ -7,10 +7,12 @@
 namespace magi {
 namespace {
 
-/// f32 and bf16 are converted tile by tile; rarer dtypes as a whole beforehand.
-Tensor readable(std::string_view what, const Tensor& t) {
+/// Weights of a bf16 product are bf16 numbers, even where the kernel multiplies in f32. For an f32 product
+/// both are converted tile by tile; rarer dtypes as a whole beforehand.
+Tensor readable(std::string_view what, const Tensor& t, DType dtype) {
   require(t.defined() && t.contiguous(), "{}: weights must be contiguous", what);
-  return t.dtype() == DType::f32 || t.dtype() == DType::bf16 ? t : t.to(DType::f32);
+  if (dtype == DType::bf16) return t.to(DType::bf16);
+  return t.dtype() == DType::bf16 ? t : t.to(DType::f32);
 }
 
 /// Packs `matrices` equal matrices [depth, columns] (or transposed), stored one after the other.
@@ -43,7 +45,7 @@ Tensor planned(DType dtype, std::int64_t matrices, std::int64_t depth, std::int6
 LinearWeight CpuOps::pack_linear(const Tensor& weight, int groups, DType dtype, const Tensor& bias) {
   LinearWeight w = checks::linear_weight(weight, bias, groups, dtype);
   w.data = arena().counts_only() ? planned(dtype, groups, w.in, w.out)
-                                 : pack_matrices(readable("pack_linear", weight), groups,
+                                 : pack_matrices(readable("pack_linear", weight, dtype), groups,
                                                  ColumnTiles(dtype, w.in, w.out), true);
   return w;
 }
@@ -58,9 +60,9 @@ ExpertWeight CpuOps::pack_experts(const Tensor& gate, const Tensor& up, const Te
   }
   const std::int64_t matrices = heads * w.experts;
   const ColumnTiles in(dtype, w.dim, w.hidden), out(dtype, w.hidden, w.dim);
-  w.gate = pack_matrices(readable("pack_experts", gate), matrices, in, false);
-  w.up = pack_matrices(readable("pack_experts", up), matrices, in, false);
-  w.down = pack_matrices(readable("pack_experts", down), matrices, out, false);
+  w.gate = pack_matrices(readable("pack_experts", gate, dtype), matrices, in, false);
+  w.up = pack_matrices(readable("pack_experts", up, dtype), matrices, in, false);
+  w.down = pack_matrices(readable("pack_experts", down, dtype), matrices, out, false);
   return w;
 }
 
