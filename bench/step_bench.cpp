@@ -47,6 +47,7 @@ Arguments parse(int argc, char** argv) {
       {"--height", [&](auto& v) { o.height = number<std::int64_t>(v); }},
       {"--seconds", [&](auto& v) { o.seconds = number<double>(v); }},
       {"--text-tokens", [&](auto& v) { o.text_tokens = number<std::int64_t>(v); }},
+      {"--vram", [&](auto& v) { o.vram_bytes = static_cast<std::size_t>(number<double>(v) * (1 << 30)); }},
       {"--steps", [&](auto& v) { o.steps = number<std::int64_t>(v); }},
       {"--distinct", [&](auto& v) { o.distinct = number<std::int64_t>(v); }},
       {"--sp", [&](auto& v) { o.degrees.sp = number<int>(v); }},

@@ -46,9 +46,15 @@ Backend::Backend(Device device)
           scratch(device, device.kind == Device::Kind::cpu ? 2 * host_memory() : kLoadingScratch))),
       ops_(make_ops(*arena_)) {}
 
-void Backend::take_scratch() {
+void Backend::take_scratch(std::optional<std::size_t> bytes) {
   const Device device = ops_->device();
   if (device.kind == Device::Kind::cpu) return;
+  if (bytes) {
+    auto arena = std::make_unique<Arena>(scratch(device, *bytes));
+    ops_->use_arena(*arena);
+    arena_ = std::move(arena);
+    return;
+  }
   const std::size_t free = cuda_device(device).free_bytes;
   require(free > kReserve + kLoadingScratch, "{}: {} MiB are free beside the weights, too few to compute in",
           to_string(device), free >> 20);

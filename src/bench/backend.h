@@ -2,7 +2,9 @@
 // A backend with scratch memory, for programs that run one model.
 #pragma once
 
+#include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "ops/ops.h"
@@ -15,9 +17,9 @@ class Backend {
 
   Ops& ops() { return *ops_; }
   Arena& arena() { return *arena_; }
-  /// Once the weights are loaded, and before anything computes: takes the device's free memory for scratch,
-  /// but for a reserve.
-  void take_scratch();
+  /// Once the weights are loaded, and before anything computes: takes `bytes` of the device for scratch, or
+  /// its free memory but for a reserve.
+  void take_scratch(std::optional<std::size_t> bytes = {});
 
   /// Highest use of the device's memory by weights, scratch and libraries; what of the scratch was never used
   /// does not count. 0 on the CPU.

@@ -11,6 +11,7 @@
 #include "bench/backend.h"
 #include "bench/ranks.h"
 #include "bench/workload.h"
+#include "core/memory_ledger.h"
 #include "io/atomic_file.h"
 #include "ops/devices.h"
 
@@ -35,6 +36,10 @@ void check_options(const BenchOptions& o) {
   require(tokens > 0 && tokens <= kMaxTextTokens, "bench: {} text tokens, expected 1 to {}", tokens,
           kMaxTextTokens);
   require(o.distinct > 0, "bench: {} distinct layers, expected at least 1", o.distinct);
+  require(
+      !o.vram_bytes || (o.model == BenchModel::preview && o.device.kind == Device::Kind::cuda && !o.weights),
+      "bench: --vram streams the random preview's layers to a GPU; drop it, or choose --synthetic --device "
+      "cuda");
 }
 
 void require_finite_result(const std::vector<Tensor>& tensors) {
@@ -53,6 +58,16 @@ double median(std::vector<double> values) {
 /// What is computed in: the audio decoder knows f32 alone.
 DType dtype_of(const BenchOptions& o) {
   return o.model == BenchModel::audio ? DType::f32 : o.dtype;
+}
+
+StreamResult stream_result(const Placement& placement, const TransferTimes& times, std::int64_t steps) {
+  StreamResult r;
+  r.streamed_layers = placement.count(Place::host);
+  r.resident_layers = placement.count(Place::device);
+  r.gigabytes_a_second = static_cast<double>(times.bytes) / times.copy_ms / 1e6;
+  r.copy_seconds = times.copy_ms / 1e3 / static_cast<double>(steps);
+  r.stall_seconds = times.stall_ms / 1e3 / static_cast<double>(steps);
+  return r;
 }
 
 std::string weights_text(const BenchOptions& o) {
@@ -125,10 +140,11 @@ BenchResult run_bench(const BenchOptions& options, Progress& progress) {
     parallel.set_head_groups(options.head_groups);
     parallel.set_expert_overlap(options.expert_overlap);
   }
+  if (options.vram_bytes) MemoryLedger::of(backend.ops().device()).set_limit(*options.vram_bytes);
   progress.stage("weights", 1);
   const auto start = std::chrono::steady_clock::now();
   const Workload workload = make_workload(backend.ops(), options, parallel, progress);
-  backend.take_scratch();
+  backend.take_scratch(workload.scratch_bytes);
   result.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   result.sizes = workload.sizes;
 
@@ -151,6 +167,9 @@ BenchResult run_bench(const BenchOptions& options, Progress& progress) {
   result.mean = std::accumulate(counted.begin(), counted.end(), 0.0) / static_cast<double>(counted.size());
   result.median = median(counted);
   result.digest = options.digest(last);
+
+  if (workload.take_transfer_times)
+    result.streamed = stream_result(workload.placement, workload.take_transfer_times(), options.steps);
 
   if (options.operations || options.trace) {
     progress.stage("profiled step", 1);
@@ -184,6 +203,12 @@ nlohmann::json to_json(const BenchOptions& o, const BenchResult& r) {
     j["degrees"] = {{"sp", r.degrees.sp}, {"cfg", r.degrees.cfg}, {"ep", r.degrees.ep}};
     j["ranks"] = r.ranks;
   }
+  if (r.streamed)
+    j["streamed"] = {{"resident_layers", r.streamed->resident_layers},
+                     {"streamed_layers", r.streamed->streamed_layers},
+                     {"link_gigabytes_a_second", r.streamed->gigabytes_a_second},
+                     {"copy_seconds_a_step", r.streamed->copy_seconds},
+                     {"stall_seconds_a_step", r.streamed->stall_seconds}};
   if (!o.weights) j["distinct_layers"] = o.distinct;
   if (o.model == BenchModel::preview) j["experts"] = name_of(o.experts);
   if (r.profile) {
@@ -212,6 +237,14 @@ std::string to_text(const BenchOptions& o, const BenchResult& r) {
                       static_cast<double>(r.scratch_bytes) / 1e9, r.digest);
   if (r.device_bytes > 0)
     text += fmt::format("device memory at most {:.2f} GiB\n", static_cast<double>(r.device_bytes) / 0x1p30);
+  if (r.streamed)
+    text += fmt::format(
+        "{} layers resident, {} streamed: {:.1f} GB/s over the link, {:.3f} s of copies a step, of which "
+        "{:.3f} s "
+        "held up the computation ({:.1f} % overlapped)\n",
+        r.streamed->resident_layers, r.streamed->streamed_layers, r.streamed->gigabytes_a_second,
+        r.streamed->copy_seconds, r.streamed->stall_seconds,
+        100 * (1 - r.streamed->stall_seconds / r.streamed->copy_seconds));
   if (!r.ranks.empty())
     text += fmt::format("{} ranks, sp {} cfg {} ep {}", r.ranks.size(), r.degrees.sp, r.degrees.cfg,
                         r.degrees.ep) +

@@ -40,7 +40,10 @@ struct BenchOptions {
 
   /// The model's part of a checkpoint root, as its loader takes it; without: random weights.
   std::optional<std::filesystem::path> weights;
-  std::int64_t distinct = 1;         ///< layers of a kind with weights of their own, when random
+  std::int64_t distinct = 1;  ///< layers of a kind with weights of their own, when random
+  /// Of the GPU's memory: what the preview's layers do not find room in is streamed from the host, each layer
+  /// with weights of its own.
+  std::optional<std::size_t> vram_bytes;
   std::optional<ConfigNode> config;  ///< of the schema that the model's loader reads; without: the release's
 
   std::string preset = "272p";                ///< 272p, 540p or 1080p
@@ -71,14 +74,23 @@ struct ClipSize {
 /// on the refined clip: 2T−1 latents.
 ClipSize clip_size(const BenchOptions& options);
 
+/// Layers that came from host memory, over all steps.
+struct StreamResult {
+  int resident_layers = 0, streamed_layers = 0;
+  double gigabytes_a_second = 0;  ///< while a copy ran
+  double copy_seconds = 0;        ///< of a step, in which a copy ran
+  double stall_seconds = 0;       ///< of a step, in which the computation waited for one
+};
+
 struct BenchResult {
   std::vector<double> seconds;  ///< of every step, the dropped ones too
   double mean = 0, median = 0;  ///< of those that count
   std::string digest;           ///< of the last step's result
   double load_seconds = 0;
   std::size_t scratch_bytes = 0;  ///< highest use of the arena
-  std::size_t device_bytes = 0;   ///< highest use of the device's memory; 0 on the CPU
-  nlohmann::json sizes;           ///< of the problem
+  std::size_t device_bytes = 0;   ///< highest use of the device's memory, context and all; 0 on the CPU
+  std::optional<StreamResult> streamed;
+  nlohmann::json sizes;  ///< of the problem
   std::optional<Profile> profile;
   Degrees degrees;
   nlohmann::json ranks;  ///< bench/ranks.h; of several ranks, at rank 0, where `seconds` are the slowest's

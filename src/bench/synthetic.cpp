@@ -3,13 +3,31 @@
 
 #include <map>
 
+#include "model/layer_sources.h"
+
 namespace magi {
 namespace {
 
 /// Layers 0 … count−1. `kind_of(i)`: equal for layers that may share weights. `load(i)` makes a layer.
 template <typename Layer, typename KindOf, typename Load>
-std::unique_ptr<WeightSource<Layer>> shared_layers(const Ops& ops, std::int64_t count,
-                                                   const SharedLayers& shared, KindOf kind_of, Load load) {
+std::unique_ptr<WeightSource<Layer>> shared_layers(Ops& ops, std::int64_t count, const SharedLayers& shared,
+                                                   KindOf kind_of, Load load) {
+  if (shared.placement.streams()) {
+    std::map<std::pair<Place, int>, std::vector<int>>
+        own;  // layers with weights of their own, by place and kind
+    std::vector<int> twins;
+    for (int i = 0, n = static_cast<int>(count); i < n; ++i) {
+      std::vector<int>& alike = own[{shared.placement.of(i), kind_of(i)}];
+      if (std::ssize(alike) < shared.distinct) alike.push_back(i);
+      twins.push_back(alike[static_cast<std::size_t>(i) % alike.size()]);
+      if (alike.back() == i) twins.back() = i;
+    }
+    const LayerLoader<Layer> loader{static_cast<int>(count),
+                                    [&](Ops&, int i) { return load(i); },
+                                    {},
+                                    [&](int i) { return twins[static_cast<std::size_t>(i)]; }};
+    return load_layers(ops, shared.placement, loader);
+  }
   require(shared.distinct > 0, "expected at least one distinct layer of a kind, not {}", shared.distinct);
   struct Kind {
     std::vector<Layer> layers;
@@ -23,8 +41,8 @@ std::unique_ptr<WeightSource<Layer>> shared_layers(const Ops& ops, std::int64_t 
     if (kind.used < shared.distinct) {
       const std::size_t before = ops.held().bytes;
       kind.layers.push_back(load(i));
-      kind.bytes = ops.held().bytes - before;
-      if (shared.bytes) shared.bytes->stored += kind.bytes;
+      kind.bytes = LayerPattern<Layer>(kind.layers.back()).bytes();
+      if (shared.bytes) shared.bytes->stored += ops.held().bytes - before;
     }
     source->add(kind.layers[static_cast<std::size_t>(kind.used++ % shared.distinct)]);
     if (shared.bytes) shared.bytes->layers.push_back(kind.bytes);

@@ -25,6 +25,8 @@ struct LayerBytes {
 struct SharedLayers {
   std::int64_t distinct = 1;
   LayerBytes* bytes = nullptr;
+  /// Of the layers; those that are streamed share images in host memory.
+  Placement placement = {};
 };
 
 /// `weights` answers whatever a loader asks for: RandomStore, for one.

@@ -6,10 +6,12 @@
 #include "bench/random_store.h"
 #include "bench/release_configs.h"
 #include "bench/synthetic.h"
+#include "bench/zero_store.h"
 #include "io/checkpoint.h"
 #include "model/audio_decoder.h"
 #include "model/nvfp4_store.h"
 #include "model/turbo_decoder.h"
+#include "ops/devices.h"
 #include "sample/noise.h"
 #include "sample/preview_sampler.h"
 #include "sample/refiner_sampler.h"
@@ -61,15 +63,46 @@ void add_packed_experts(RandomStore& store, const PreviewConfig& config) {
                     {config.experts, config.moe_width / config.moe_heads, config.expert_hidden});
 }
 
+/// A GPU's context, kernels and library workspaces, which no allocation of ours shows.
+constexpr std::size_t kDeviceOverhead = std::size_t{1} << 30;
+
+/// Where the layers go within the budget, by a dry run of a step.
+void place_preview(Workload& w, const BenchOptions& o, const PreviewConfig& config, Device device) {
+  const ClipSize clip = clip_size(o);
+  Arena arena = Arena::counting(device);
+  const auto ops = make_ops(arena);
+  const ZeroStore zeros;
+  LayerBytes bytes;
+  const auto model = synthetic_preview(*ops, zeros, config, o.dtype, {1, &bytes});
+  const std::size_t others = ops->held().bytes - bytes.stored;
+  const LatentGrid grid{clip.latents, clip.height / 16, clip.width / 16};
+  const Tensor text = Tensor::zeros(DType::f32, {text_tokens(o), config.channels.text});
+  const Tensor negative = text.rows(0, std::min(text.dim(0), kNegativeTokens));
+  PreviewRun run(*ops, *model, pack(grid, clip.audio_latents, guidance_branches(text, negative, {}, {})),
+                 o.dtype);
+  run.velocity(Tensor::zeros(DType::f32, {config.channels.video, grid.t, grid.h, grid.w}),
+               Tensor::zeros(DType::f32, {clip.audio_latents, config.channels.audio}), 500);
+  const std::size_t inputs = ops->held().peak_bytes - ops->held().bytes + (std::size_t{64} << 20);
+  w.scratch_bytes = arena.peak_bytes();
+  const std::size_t taken = kDeviceOverhead + others + inputs + *w.scratch_bytes;
+  require(taken < *o.vram_bytes, "bench: {} MiB are needed beside the layers, --vram allows {}", taken >> 20,
+          *o.vram_bytes >> 20);
+  w.placement = place_layers("preview", bytes.layers, {*o.vram_bytes - taken});
+}
+
 Workload preview_workload(Ops& ops, const BenchOptions& o, const Parallel& parallel, Progress& progress) {
   auto config = PreviewConfig::from(config_or_release(o, nlohmann::json::object()));
   config.expert_format = o.experts;
+  const ClipSize clip = clip_size(o);
+  Workload w;
+  if (o.vram_bytes && !o.weights) place_preview(w, o, config, ops.device());
   RandomStore random;
   if (o.experts == ExpertFormat::nvfp4) add_packed_experts(random, config);
   std::shared_ptr<const Preview> model =
-      o.weights ? load_preview(ops, *open_checkpoint(*o.weights), config, o.dtype, {}, parallel)
-                : synthetic_preview(ops, random, config, o.dtype, {o.distinct}, parallel);
-  const ClipSize clip = clip_size(o);
+      o.weights
+          ? load_preview(ops, *open_checkpoint(*o.weights), config, o.dtype, {}, parallel)
+          : synthetic_preview(ops, random, config, o.dtype, {o.distinct, nullptr, w.placement}, parallel);
+  if (w.placement.streams()) w.take_transfer_times = [model] { return model->take_transfer_times(); };
   const LatentGrid grid{clip.latents, clip.height / 16, clip.width / 16};
   NoiseGenerator noise(kSeed);
   const Latents start{noise.randn({config.channels.video, grid.t, grid.h, grid.w}),
@@ -79,7 +112,6 @@ Workload preview_workload(Ops& ops, const BenchOptions& o, const Parallel& paral
   auto run = std::make_shared<PreviewRun>(
       ops, *model, pack(grid, clip.audio_latents, guidance_branches(text, negative, {}, {})), o.dtype);
 
-  Workload w;
   w.sizes = clip_json(clip);
   w.sizes["audio_latents"] = clip.audio_latents;
   w.sizes["rows"] = rows_json({&run->sequence()});

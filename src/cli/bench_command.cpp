@@ -2,10 +2,13 @@
 #include <omp.h>
 
 #include <CLI/CLI.hpp>
+#include <limits>
 #include <memory>
+#include <optional>
 
 #include "bench/bench.h"
 #include "cli/commands.h"
+#include "cli/engine_arguments.h"
 #include "cli/progress_bar.h"
 #include "cli/ranks.h"
 #include "io/atomic_file.h"
@@ -22,6 +25,8 @@ struct BenchArguments {
   std::string model = "preview", device, dtype = "bf16";
   std::string root, config, trace, json, experts;
   bool synthetic = false;
+  std::optional<double> vram;
+  std::optional<std::int64_t> distinct;
   int threads = 0;
 };
 
@@ -64,6 +69,11 @@ void run(BenchArguments& a) {
   o.dtype = a.dtype == "f32" ? DType::f32 : DType::bf16;
   if (!a.experts.empty()) o.experts = expert_format(a.experts);
   if (!a.trace.empty()) o.trace = a.trace;
+  if (a.vram) {
+    o.vram_bytes = budget_bytes(*a.vram, "--vram");
+    if (!a.distinct) o.distinct = std::numeric_limits<std::int32_t>::max();  // every layer its own
+  }
+  if (a.distinct) o.distinct = *a.distinct;
   if (a.threads > 0) omp_set_num_threads(a.threads);
   const auto config = a.config.empty() ? std::nullopt : std::optional<std::filesystem::path>(a.config);
   if (!a.root.empty())
@@ -96,8 +106,12 @@ void add_bench_command(CLI::App& app, Work& work) {
       ->check(CLI::IsMember({"preview", "refiner", "text", "turbo", "audio"}))
       ->capture_default_str();
   c.add_option("--config", a->config, "The model's configuration (default: the root's, else the release's)");
-  c.add_option("--distinct", o.distinct, "Layers of a kind with random weights of their own")
-      ->capture_default_str();
+  c.add_option("--distinct", a->distinct,
+               "Layers of a kind with random weights of their own (default: 1; with --vram all)");
+  c.add_option(
+      "--vram", a->vram,
+      "GiB of the GPU's memory to stay within: the preview's layers are streamed from host memory, each with "
+      "random weights of its own");
   c.add_option("--preset", o.preset, "272p, 540p or 1080p")->capture_default_str();
   c.add_option("-W,--width", o.width, "Pixels, a multiple of 16");
   c.add_option("-H,--height", o.height, "Pixels, a multiple of 16");

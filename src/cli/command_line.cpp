@@ -19,6 +19,7 @@ int run_command_line(int argc, char** argv) {
   add_inspect_command(app, work);
   add_quantize_command(app, work);
   add_serve_command(app, work);
+  add_plan_command(app, work);
   add_bench_command(app, work);
   try {
     app.parse(argc, argv);

@@ -18,6 +18,7 @@ void add_bench_command(CLI::App& app, Work& work);
 void add_generate_command(CLI::App& app, Work& work);
 void add_enhance_command(CLI::App& app, Work& work);
 void add_init_command(CLI::App& app, Work& work);
+void add_plan_command(CLI::App& app, Work& work);
 void add_inspect_command(CLI::App& app, Work& work);
 void add_quantize_command(CLI::App& app, Work& work);
 void add_serve_command(CLI::App& app, Work& work);

@@ -11,10 +11,19 @@
 
 namespace magi {
 
+std::size_t budget_bytes(double gib, const char* option) {
+  require(gib >= 1.0 / 64 && gib <= 1e6, "{} {}: a budget is a number of GiB, at least 0.016", option, gib);
+  return static_cast<std::size_t>(gib * (1 << 30));
+}
+
 EngineOptions EngineArguments::options(std::shared_ptr<World> world) const {
   if (threads > 0) omp_set_num_threads(threads);
   EngineOptions options;
-  options.device = device.empty() ? default_device() : parse_device(device);
+  options.device = !device.empty() ? parse_device(device) : vram ? parse_device("cuda") : default_device();
+  require(!vram || options.device.kind == Device::Kind::cuda,
+          "--vram: the CPU has none; --ram bounds its memory");
+  if (vram) options.vram_bytes = budget_bytes(*vram, "--vram");
+  if (ram) options.ram_bytes = budget_bytes(*ram, "--ram");
   if (!experts.empty()) options.experts = expert_format(experts);
   options.degrees = degrees;
   if (world && options.device.kind == Device::Kind::cuda) options.device.index += world->local_rank();
@@ -30,6 +39,13 @@ void add_engine_arguments(CLI::App& c, EngineArguments& a) {
                "(those numbers as bf16); default: as the root has them")
       ->check(CLI::IsMember({"bf16", "nvfp4", "nvfp4-fake"}));
   add_degree_options(c, a.degrees);
+  c.add_option("--vram", a.vram,
+               "GiB of the GPU's memory to stay within (default: what is free); layers that do not fit are "
+               "streamed from host memory");
+  c.add_option(
+      "--ram", a.ram,
+      "GiB of host memory to stay within (default: what is free); layers that do not fit are read from "
+      "disk as they are needed");
   c.add_option("--threads", a.threads, "CPU threads (default: all)")->check(CLI::PositiveNumber);
 }
 

@@ -12,6 +12,7 @@
 #include "core/log.h"
 #include "io/atomic_file.h"
 #include "run/batch.h"
+#include "run/memory_plan.h"
 
 namespace magi {
 namespace {
@@ -53,6 +54,25 @@ void write_stats(AtomicFile& file, const std::vector<Report>& reports, bool batc
   file.commit();
 }
 
+/// What the first clip will take; nothing where it cannot be told, which the work itself will say.
+void print_plan(const CheckpointRoot& root, const ClipTask& task, const EngineOptions& engine) {
+  if (!task.error.empty()) return;
+  try {
+    fmt::print("{}", to_text(plan_memory(root, task.request, engine)));
+  } catch (const Error&) {
+  }
+}
+
+void print_peaks(const Report& report) {
+  constexpr double kGiB = 1 << 30;
+  for (const StageRecord& s : report.stages)
+    fmt::print("{:<8} {:>9.1f} s; at most {:.2f} GiB resident, {:.2f} GiB scratch{}\n", s.name, s.seconds,
+               static_cast<double>(s.peak_bytes) / kGiB, static_cast<double>(s.peak_scratch_bytes) / kGiB,
+               s.peak_device_bytes == 0 ? ""
+                                        : fmt::format(", {:.2f} GiB of the GPU's",
+                                                      static_cast<double>(s.peak_device_bytes) / kGiB));
+}
+
 std::vector<ClipTask> tasks_of(GenerateArguments& a, const GenerationDefaults& defaults) {
   if (!a.prompt_file.empty()) a.request["prompt"] = read_prompt_file(a.prompt_file);
   if (a.no_audio) a.request["audio"] = false;
@@ -76,11 +96,13 @@ void make_clips(GenerateArguments& a, const CheckpointRoot& root, EngineOptions 
   ProgressBar progress;
   const InterruptGuard guard(progress);
   if (!a.enhance.url.empty()) enhance_tasks(tasks, a.enhance.options(), progress);
+  print_plan(root, tasks.front(), engine);
   const std::vector<Report> reports = generate(root, tasks, progress, engine);
   dismiss(*engine.world);
   progress.finish();
   require(batch || reports.front().error.empty(), "{}", reports.front().error);
   if (stats) write_stats(*stats, reports, batch);
+  print_peaks(reports.front());
   std::size_t failed = 0;
   for (std::size_t i = 0; i < tasks.size(); ++i) {
     failed += !reports[i].error.empty();

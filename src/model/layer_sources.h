@@ -75,6 +75,8 @@ struct LayerLoader {
   /// backend of its own.
   std::function<Layer(Ops&, int)> load;
   std::function<void(std::int64_t layer)> on_layer;  ///< before layer i is loaded; may be empty
+  /// An earlier layer whose weights layer i shares, or i itself; may be empty. For benchmarks.
+  std::function<int(int)> twin = {};
 };
 
 namespace sources {
@@ -101,10 +103,14 @@ inline std::vector<int> layers_at(const Placement& placement, int count, Place p
   return layers;
 }
 
-/// Loads the layers of one place, in order.
-template <typename Layer, typename Keep>
-void load_at(Place place, Ops& ops, const Placement& placement, const LayerLoader<Layer>& loader, Keep keep) {
+/// Loads the layers of one place, in order; `copy(i, twin)` may make one of another.
+template <typename Layer, typename Keep, typename Copy = bool (*)(int, int)>
+void load_at(
+    Place place, Ops& ops, const Placement& placement, const LayerLoader<Layer>& loader, Keep keep,
+    Copy copy = [](int, int) { return false; }) {
   for (const int i : layers_at(placement, loader.count, place)) {
+    const int twin = loader.twin ? loader.twin(i) : i;
+    if (twin != i && placement.of(twin) == place && copy(i, twin)) continue;
     if (loader.on_layer) loader.on_layer(i);
     keep(i, loader.load(ops, i));
     release_mapped_pages();
@@ -160,14 +166,21 @@ std::unique_ptr<WeightSource<Layer>> streamed_weights(Ops& ops, const Placement&
   auto patterns = std::make_shared<typename StreamedWeights<Layer>::Patterns>(count);
   std::vector<LayerImage> images(count);
   // Layers that wait on the host are laid out by the device, while its memory is still free.
-  load_at(Place::host, ops, placement, loader, [&](int i, Layer layer) {
-    const auto at = static_cast<std::size_t>(i);
-    const auto pattern = std::make_shared<const Pattern>(layer);
-    auto memory = ops.host_memory(pattern->bytes());
-    pattern->write(ops, std::move(layer), memory.get());
-    images[at] = {std::move(memory), pattern->bytes()};
-    (*patterns)[at] = pattern;
-  });
+  load_at(
+      Place::host, ops, placement, loader,
+      [&](int i, Layer layer) {
+        const auto at = static_cast<std::size_t>(i);
+        const auto pattern = std::make_shared<const Pattern>(layer);
+        auto memory = ops.host_memory(pattern->bytes());
+        pattern->write(ops, std::move(layer), memory.get());
+        images[at] = {std::move(memory), pattern->bytes()};
+        (*patterns)[at] = pattern;
+      },
+      [&](int i, int twin) {
+        images[static_cast<std::size_t>(i)] = images[static_cast<std::size_t>(twin)];
+        (*patterns)[static_cast<std::size_t>(i)] = (*patterns)[static_cast<std::size_t>(twin)];
+        return true;
+      });
   load_at(Place::device, ops, placement, loader, [&](int i, Layer layer) {
     resident[static_cast<std::size_t>(i)] = std::make_shared<const Layer>(std::move(layer));
   });

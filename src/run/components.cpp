@@ -31,6 +31,14 @@ CheckpointRoot::CheckpointRoot(fs::path root, const std::optional<fs::path>& con
       config_(read_config(root_, config)),
       defaults_(GenerationDefaults::from(config_)) {}
 
+CheckpointRoot::CheckpointRoot()
+    : config_(nlohmann::json::object(), "the release's configuration"),
+      defaults_(GenerationDefaults::from(config_)) {}
+
+CheckpointRoot CheckpointRoot::release() {
+  return {};
+}
+
 fs::path CheckpointRoot::configured(const ConfigNode& section, const char* key, const char* otherwise) const {
   const fs::path path = section.text(key, (root_ / otherwise).string());
   return path.is_absolute() || fs::exists(path) ? path : root_ / path;

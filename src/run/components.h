@@ -33,6 +33,9 @@ class CheckpointRoot {
   /// Throws Error when the directory or the config cannot be read. The parts are only looked at when asked
   /// for.
   CheckpointRoot(std::filesystem::path root, const std::optional<std::filesystem::path>& config);
+  /// The release's sizes without any files, for plans.
+  static CheckpointRoot release();
+  bool has_files() const { return !root_.empty(); }
 
   const std::filesystem::path& path() const { return root_; }
   const ConfigNode& config() const { return config_; }
@@ -47,6 +50,7 @@ class CheckpointRoot {
   std::filesystem::path audio_decoder() const;  ///< directory with model_config.json
 
  private:
+  CheckpointRoot();
   std::filesystem::path configured(const ConfigNode& section, const char* key, const char* otherwise) const;
 
   std::filesystem::path root_;

@@ -3,6 +3,7 @@
 // asks for is a Request.
 #pragma once
 
+#include <cstddef>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -17,6 +18,9 @@ namespace magi {
 struct EngineOptions {
   Device device;
   ExpertFormat experts = ExpertFormat::stored;
+  /// What this process may hold of the GPU's and of the host's memory (--vram, --ram); absent: what is free.
+  /// Layers that do not fit are streamed from host memory, or read from disk as they are needed.
+  std::optional<std::size_t> vram_bytes, ram_bytes;
   /// Loaded parts of the checkpoint stay as long as memory holds them, for an engine that makes clip after
   /// clip. Else one at a time: peak memory follows the largest.
   bool keep_parts = false;

@@ -186,7 +186,8 @@ class Batch {
       work(clip);
       const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
       const std::size_t resident = peak_resident_bytes();
-      clip.report.stages.push_back({name, elapsed.count(), resident, pipeline_.take_scratch_peak()});
+      clip.report.stages.push_back(
+          {name, elapsed.count(), resident, pipeline_.take_scratch_peak(), pipeline_.take_device_peak()});
     });
   }
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "run/zero_store.h"
+#include "bench/zero_store.h"
 
 namespace magi {
 

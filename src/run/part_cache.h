@@ -49,6 +49,17 @@ class PartCache {
     return part;
   }
 
+  /// The part where it is here, else null.
+  template <typename T>
+  std::shared_ptr<T> known(DType dtype) {
+    return has<T>(dtype) ? std::static_pointer_cast<T>(find({typeid(T), dtype})) : nullptr;
+  }
+  /// Lets go of the part, if it is here.
+  template <typename T>
+  void drop(DType dtype) {
+    const std::lock_guard lock(mutex_);
+    parts_.erase({typeid(T), dtype});
+  }
   template <typename T>
   bool has(DType dtype) {
     const std::lock_guard lock(mutex_);

@@ -69,7 +69,7 @@ Tensor image_as_video(const Tensor& image, DType dtype) {
 }
 
 struct TextPart {
-  Tokenizer tokenizer;
+  std::shared_ptr<const Tokenizer> tokenizer;
   std::shared_ptr<TensorStore> store;
   std::unique_ptr<TextEncoder> encoder;
   std::map<std::string, Tensor> features;  ///< clips of a batch share texts, the negative prompt above all
@@ -119,9 +119,54 @@ Pipeline::Pipeline(const CheckpointRoot& root, Progress& progress, const EngineO
       progress_(&progress),
       options_(options),
       team_(options.world),
+      limits_(memory_limits(options)),
       arena_(scratch_arena(options.device, kLeastScratch)),
       ops_(make_ops(arena_)),
-      parts_(parts ? std::move(parts) : std::make_shared<PartCache>(options.device, false)) {}
+      parts_(parts ? std::move(parts) : std::make_shared<PartCache>(options.device, false)) {
+  enforce(limits_, options.device);
+}
+
+Pipeline::~Pipeline() {
+  limits_.host = limits_.device = MemoryLedger::kNoLimit;
+  enforce(limits_, options_.device);
+}
+
+bool Pipeline::has_budgets() const {
+  return limits_.device_given || limits_.host_given;
+}
+
+MemoryLimits Pipeline::room() const {
+  MemoryLimits room = has_budgets() ? limits_ : memory_limits(options_);
+  room.host -= std::min(room.host, MemoryLedger::of({}).used_bytes());
+  if (options_.device.kind == Device::Kind::cuda)
+    room.device -= std::min(room.device, MemoryLedger::of(options_.device).used_bytes());
+  return room;
+}
+
+template <typename T>
+void Pipeline::make_way(Stage stage, const Request& request, const StageSizes& sizes) {
+  const bool on_gpu = options_.device.kind == Device::Kind::cuda;
+  if (!parts_->has<T>(request.dtype) || (!on_gpu && !has_budgets())) return;
+  const std::size_t bytes = stage_memory(stage, root_, request, sizes, options_).scratch_bytes;
+  if (bytes > (on_gpu ? room().device + arena_.capacity_bytes() : room().host))
+    parts_->drop<T>(request.dtype);
+}
+
+Pipeline::Loading Pipeline::place(Stage stage, const Request& request, const StageSizes& sizes,
+                                  const std::filesystem::path& weights) {
+  if (options_.device.kind == Device::Kind::cpu && !has_budgets() && parts_->fits(bytes_on_disk(weights)))
+    return {};
+  set_scratch(kLeastScratch);  // the last stage's is given back
+  const MemoryLimits room = this->room();
+  const StageMemory memory = stage_memory(stage, root_, request, sizes, options_);
+  Loading how;
+  how.placement = plan_stage(memory, room, options_.device, largest_stored_layer(stage, root_)).placement;
+  if (how.placement.count(Place::disk) > 0)
+    how.access = 2 * bytes_on_disk(weights) > room.host ? Access::direct : Access::copied;
+  else if (limits_.host_given)
+    how.access = Access::copied;  // pages of a mapping are not ours to count
+  return how;
+}
 
 std::function<void(std::int64_t)> Pipeline::count_layers(std::string_view stage, std::int64_t layers) {
   progress_->stage(stage, layers);
@@ -132,21 +177,26 @@ std::function<void(std::int64_t)> Pipeline::count_layers(std::string_view stage,
 }
 
 TextFeatures Pipeline::encode_text(const Request& request) {
-  const auto part = parts_->get<TextPart>(request.dtype, root_.text_encoder(), [&]() -> TextPart {
-    const std::filesystem::path path = root_.text_encoder();
-    Tokenizer tokenizer = Tokenizer::load(path / "tokenizer.json");
-    const auto config = TextEncoderConfig::from(ConfigNode::read(path / "config.json"));
-    auto store = with_plain_matrices(open_checkpoint(path));
-    auto encoder = load_text_encoder(*ops_, *store, config, request.dtype,
-                                     count_layers("load text encoder", config.run_layers()));
-    return {std::move(tokenizer), std::move(store), std::move(encoder), {}};
-  });
+  const std::filesystem::path path = root_.text_encoder();
+  const auto known = parts_->known<TextPart>(request.dtype);
+  const auto tokenizer =
+      known ? known->tokenizer : std::make_shared<const Tokenizer>(Tokenizer::load(path / "tokenizer.json"));
   const std::string text = prepare_prompt(request.prompt, !request.images.empty());
-  const Tokens prompt = tokenize(part->tokenizer, text, "prompt");
+  const Tokens prompt = tokenize(*tokenizer, text, "prompt");
   const std::string negative_text = request.negative_prompt.value_or(std::string(default_negative_prompt()));
-  const Tokens negative = tokenize(part->tokenizer, negative_text, "negative prompt");
+  const Tokens negative = tokenize(*tokenizer, negative_text, "negative prompt");
 
-  use_scratch(Stage::text, request, {std::ssize(prompt.ids), std::ssize(negative.ids), {}});
+  const StageSizes sizes{std::ssize(prompt.ids), std::ssize(negative.ids), {}};
+  make_way<TextPart>(Stage::text, request, sizes);
+  const auto part = parts_->get<TextPart>(request.dtype, path, [&]() -> TextPart {
+    const auto config = TextEncoderConfig::from(ConfigNode::read(path / "config.json"));
+    const Loading how = place(Stage::text, request, sizes, path);
+    auto store = with_plain_matrices(open_checkpoint(path, how.access));
+    auto encoder = load_text_encoder(*ops_, *store, config, request.dtype,
+                                     count_layers("load text encoder", config.run_layers()), how.placement);
+    return {tokenizer, std::move(store), std::move(encoder), {}};
+  });
+  use_scratch(Stage::text, request, sizes);
   if (part->features.size() >= kKeptFeatures) part->features.clear();
   const auto encode = [&](const std::string& key, const Tokens& tokens) {
     progress_->check();
@@ -200,13 +250,18 @@ std::vector<Tensor> Pipeline::encode_images(const Request& request) {
 Latents Pipeline::denoise(const Request& request, const TextFeatures& text,
                           const std::vector<Tensor>& image_latents, const SampleState& start,
                           const StepSink& on_step) {
+  StageSizes sizes{text.prompt.dim(0), text.negative.dim(0), {}};
+  for (const Tensor& latent : image_latents) sizes.images.emplace_back(latent.dim(-2), latent.dim(-1));
+  make_way<PreviewPart>(Stage::preview, request, sizes);
   const auto load = [&]() -> PreviewPart {
     auto config = PreviewConfig::from(root_.config());
     config.expert_format = options_.experts;
-    auto store = open_checkpoint(root_.preview());
-    auto model = load_preview(*ops_, *store, config, request.dtype,
-                              count_layers("load preview", config.layers), parallel(config, *store));
-    report_unused(*store);
+    const Loading how = place(Stage::preview, request, sizes, root_.preview());
+    auto store = open_checkpoint(root_.preview(), how.access);
+    auto model =
+        load_preview(*ops_, *store, config, request.dtype, count_layers("load preview", config.layers),
+                     parallel(config, *store), how.placement);
+    if (how.placement.count(Place::disk) == 0) report_unused(*store);
     return {std::move(store), std::move(model)};
   };
   const auto part =
@@ -215,8 +270,6 @@ Latents Pipeline::denoise(const Request& request, const TextFeatures& text,
   std::vector<ReferenceImage> images;
   for (std::size_t i = 0; i < image_latents.size(); ++i)
     images.push_back({image_latents[i], text.figure_tokens.at(i)});
-  StageSizes sizes{text.prompt.dim(0), text.negative.dim(0), {}};
-  for (const Tensor& latent : image_latents) sizes.images.emplace_back(latent.dim(-2), latent.dim(-1));
   use_scratch(Stage::preview, request, sizes);
   const Tensor& video = start.latents.video;
   const LatentGrid grid{video.dim(-3), video.dim(-2), video.dim(-1)};
@@ -240,19 +293,22 @@ Latents Pipeline::denoise(const Request& request, const TextFeatures& text,
 
 Tensor Pipeline::refine(const Request& request, const TextFeatures& text, const Tensor& preview_latent,
                         const Tensor& noise, const std::function<void(const StepRecord&)>& on_step) {
+  const StageSizes sizes{text.prompt.dim(0), text.negative.dim(0), {}};
+  make_way<RefinerPart>(Stage::refiner, request, sizes);
   const auto load = [&]() -> RefinerPart {
     const auto config = RefinerConfig::from(root_.config());
-    auto store = open_checkpoint(root_.refiner());
-    auto model =
-        load_refiner(*ops_, *store, config, request.dtype, count_layers("load refiner", config.layers));
-    report_unused(*store);
+    const Loading how = place(Stage::refiner, request, sizes, root_.refiner());
+    auto store = open_checkpoint(root_.refiner(), how.access);
+    auto model = load_refiner(*ops_, *store, config, request.dtype,
+                              count_layers("load refiner", config.layers), how.placement);
+    if (how.placement.count(Place::disk) == 0) report_unused(*store);
     return {std::move(store), std::move(model)};
   };
   const auto part =
       team_.everywhere([&] { return parts_->get<RefinerPart>(request.dtype, root_.refiner(), load); });
   join_ranks(0);
 
-  use_scratch(Stage::refiner, request, {text.prompt.dim(0), text.negative.dim(0), {}});
+  use_scratch(Stage::refiner, request, sizes);
   const GenerationDefaults& defaults = root_.defaults();
   const LatentGrid grid{noise.dim(-3), noise.dim(-2), noise.dim(-1)};
   Tensor latent = upsample_latent(preview_latent, grid.h, grid.w);
@@ -395,6 +451,14 @@ RankRecord Pipeline::rank_record() const {
     }
   }
   return record;
+}
+
+std::size_t Pipeline::take_device_peak() {
+  if (options_.device.kind == Device::Kind::cpu) return 0;
+  MemoryLedger& ledger = MemoryLedger::of(options_.device);
+  const std::size_t peak = ledger.peak_bytes();
+  ledger.reset_peak();
+  return peak;
 }
 
 std::size_t Pipeline::take_scratch_peak() {

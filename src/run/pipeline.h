@@ -9,11 +9,13 @@
 #include <vector>
 
 #include "core/progress.h"
+#include "io/checkpoint.h"
 #include "model/preview.h"
 #include "model/tokens.h"
 #include "model/turbo_decoder.h"
 #include "run/components.h"
 #include "run/engine_options.h"
+#include "run/memory_plan.h"
 #include "run/part_cache.h"
 #include "run/report.h"
 #include "run/request.h"
@@ -36,6 +38,7 @@ class Pipeline {
   /// `parts`: shared with other pipelines; by default its own, one part at a time.
   Pipeline(const CheckpointRoot& root, Progress& progress, const EngineOptions& options = {},
            std::shared_ptr<PartCache> parts = nullptr);
+  ~Pipeline();
 
   /// Whom the stages that follow tell of their progress, and who may stop them.
   void report_to(Progress& progress) { progress_ = &progress; }
@@ -67,8 +70,25 @@ class Pipeline {
 
   /// Highest scratch use since the last call.
   std::size_t take_scratch_peak();
+  /// Most that was held of the GPU's memory since the last call: weights, slots, scratch; 0 on the host.
+  std::size_t take_device_peak();
 
  private:
+  /// How a part is loaded.
+  struct Loading {
+    Placement placement;
+    Access access = Access::mapped;
+  };
+  /// Of a part that is about to be loaded: where its layers go beside the stage's scratch memory, by a dry
+  /// run; all stay where there is plenty. Throws Error where the stage does not fit.
+  Loading place(Stage stage, const Request& request, const StageSizes& sizes,
+                const std::filesystem::path& weights);
+  /// Lets go of the part of type T where it was placed for a smaller clip, and leaves too little for this
+  /// one.
+  template <typename T>
+  void make_way(Stage stage, const Request& request, const StageSizes& sizes);
+  bool has_budgets() const;
+  MemoryLimits room() const;  ///< what may still be taken
   /// Begins a loading stage; what it returns counts the layers.
   std::function<void(std::int64_t)> count_layers(std::string_view stage, std::int64_t layers);
 
@@ -86,6 +106,7 @@ class Pipeline {
   Progress* progress_;
   EngineOptions options_;
   Team team_;
+  MemoryLimits limits_;
   Arena arena_;
   std::unique_ptr<Ops> ops_;
   Parallel parallel_;

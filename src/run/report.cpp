@@ -67,7 +67,8 @@ nlohmann::json Report::to_json() const {
     j["stages"].push_back({{"name", s.name},
                            {"seconds", s.seconds},
                            {"peak_bytes", s.peak_bytes},
-                           {"peak_scratch_bytes", s.peak_scratch_bytes}});
+                           {"peak_scratch_bytes", s.peak_scratch_bytes},
+                           {"peak_device_bytes", s.peak_device_bytes}});
   j["steps"] = steps_json(steps);
   if (!refiner_steps.empty()) j["refiner_steps"] = steps_json(refiner_steps);
   j["sha256"] = sha256;

@@ -33,6 +33,7 @@ struct StageRecord {
   double seconds = 0;
   std::size_t peak_bytes = 0;          ///< resident memory of the process, highest during the stage
   std::size_t peak_scratch_bytes = 0;  ///< activations
+  std::size_t peak_device_bytes = 0;   ///< of a GPU's memory: weights, slots, scratch
 };
 
 /// One rank's part in a clip.

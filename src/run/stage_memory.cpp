@@ -3,18 +3,20 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <numeric>
 #include <optional>
 #include <tuple>
 
+#include "bench/release_configs.h"
 #include "bench/synthetic.h"
+#include "bench/zero_store.h"
 #include "io/checkpoint.h"
 #include "model/audio_decoder.h"
 #include "model/latent_stats.h"
 #include "model/turbo_decoder.h"
 #include "model/wan_vae.h"
 #include "ops/devices.h"
-#include "run/zero_store.h"
 #include "sample/preview_sampler.h"
 #include "text/negative_prompt.h"
 #include "text/prompt.h"
@@ -32,7 +34,7 @@ Tensor zeros(Shape shape) {
 /// A backend without memory, and what was taken from it.
 class DryRun {
  public:
-  explicit DryRun(Device device) : arena_(Arena::counting(device)), ops_(make_ops(arena_)) {}
+  explicit DryRun(Device device) : arena_(Arena::counting(device)), ops_(make_ops(arena_)), work_(*ops_) {}
 
   Ops& ops() { return *ops_; }
   SharedLayers layers() { return {1, &layers_}; }
@@ -43,16 +45,21 @@ class DryRun {
         std::accumulate(layers_.layers.begin(), layers_.layers.end(), loaded_ - layers_.stored);
     result_.layer_bytes = layers_.layers;
   }
+  /// The stage does so many times the work that is run here.
+  void repeats(double times) { repeats_ = times; }
   StageMemory result(Stage stage) {
     result_.stage = stage;
     result_.input_bytes = ops_->held().peak_bytes - loaded_;
     result_.scratch_bytes = arena_.peak_bytes();
+    result_.work = work_.work().times(repeats_);
     return result_;
   }
 
  private:
   Arena arena_;
   std::unique_ptr<Ops> ops_;
+  WorkCounter work_;
+  double repeats_ = 1;
   StageMemory result_;
   LayerBytes layers_;
   std::size_t loaded_ = 0;
@@ -82,19 +89,19 @@ void run_images(DryRun& dry, const CheckpointRoot& root, const Request& request,
 }
 
 void run_text(DryRun& dry, const CheckpointRoot& root, const Request& request, const StageSizes& sizes) {
-  const auto config = TextEncoderConfig::from(ConfigNode::read(root.text_encoder() / "config.json"));
+  const auto config = TextEncoderConfig::from(
+      root.has_files() ? ConfigNode::read(root.text_encoder() / "config.json") : root.config());
   const auto encoder = synthetic_text_encoder(dry.ops(), ZeroStore(), config, request.dtype, dry.layers());
   dry.loaded();
-  const std::vector<std::int32_t> ids(
-      static_cast<std::size_t>(std::max(sizes.prompt_rows, sizes.negative_rows)));
-  encoder->encode(dry.ops(), ids);
+  for (const std::int64_t rows : {sizes.prompt_rows, sizes.negative_rows})
+    if (rows > 0) encoder->encode(dry.ops(), std::vector<std::int32_t>(static_cast<std::size_t>(rows)));
 }
 
 void run_preview(DryRun& dry, const CheckpointRoot& root, const Request& request, const StageSizes& sizes,
                  ExpertFormat experts) {
   auto config = PreviewConfig::from(root.config());
   config.expert_format = experts;
-  const auto store = zeros_like(root.preview());
+  const auto store = root.has_files() ? zeros_like(root.preview()) : std::make_unique<ZeroStore>();
   const auto model = synthetic_preview(dry.ops(), *store, config, request.dtype, dry.layers());
   dry.loaded();
   const LatentGrid grid{request.latent_frames(), request.height / kCell, request.width / kCell};
@@ -129,8 +136,9 @@ void run_refiner(DryRun& dry, const CheckpointRoot& root, const Request& request
 }
 
 void run_audio(DryRun& dry, const CheckpointRoot& root, const Request& request) {
-  const std::filesystem::path directory = root.audio_decoder();
-  const AudioConfig config = read_audio_config(ConfigNode::read(directory / "model_config.json"));
+  const AudioConfig config =
+      read_audio_config(root.has_files() ? ConfigNode::read(root.audio_decoder() / "model_config.json")
+                                         : ConfigNode(release_audio_config(), "the release's"));
   const AudioDecoder decoder(WeightLoader(dry.ops(), ZeroStore(), DType::f32, "pretransform.model.decoder."),
                              config);
   dry.loaded();
@@ -143,6 +151,7 @@ void run_video(DryRun& dry, const CheckpointRoot& root, const Request& request) 
   LatentGrid grid{request.latent_frames(), request.height / kCell, request.width / kCell};
   if (request.refine) grid = refined_grid(request);
   const Tensor latent = zeros({kLatentChannels, std::min(grid.t, kMostLatents), grid.h, grid.w});
+  dry.repeats(static_cast<double>(grid.t) / static_cast<double>(latent.dim(1)));
   const auto decode = [&](const VideoDecoder& decoder) {
     dry.loaded();
     decoder.decode(dry.ops(), latent, {});
@@ -152,8 +161,10 @@ void run_video(DryRun& dry, const CheckpointRoot& root, const Request& request) 
     return decode(WanDecoder(WeightLoader(dry.ops(), store, DType::f32)));
   }
   const ZeroStore store;
-  decode(TurboDecoder(WeightLoader(dry.ops(), store, request.dtype),
-                      read_turbo_config(ConfigNode::read(root.turbo_decoder_config()))));
+  decode(TurboDecoder(
+      WeightLoader(dry.ops(), store, request.dtype),
+      read_turbo_config(root.has_files() ? ConfigNode::read(root.turbo_decoder_config())
+                                         : ConfigNode(release_turbo_config(), "the release's"))));
 }
 
 std::string size_text(const Request& request) {
@@ -169,7 +180,7 @@ std::optional<StageMemory> first_too_large(const CheckpointRoot& root, const Req
                                            std::size_t room) {
   for (const Stage stage : stages_of(request)) {
     const StageMemory memory = stage_memory(stage, root, request, sizes, options);
-    if (memory.bytes() > room) return memory;
+    if (memory.least_bytes() > room) return memory;
   }
   return std::nullopt;
 }
@@ -215,6 +226,12 @@ std::vector<Stage> stages_of(const Request& request) {
   return stages;
 }
 
+std::size_t StageMemory::least_bytes() const {
+  if (layer_bytes.size() <= 2) return bytes();
+  const std::size_t all = std::accumulate(layer_bytes.begin(), layer_bytes.end(), std::size_t{0});
+  return bytes() - all + 2 * *std::max_element(layer_bytes.begin(), layer_bytes.end());
+}
+
 StageSizes stage_sizes(const Tokenizer& tokenizer, const Request& request) {
   const auto rows = [&](const std::string& text) {
     return static_cast<std::int64_t>(tokenizer.encode(text).ids.size());
@@ -227,6 +244,8 @@ StageSizes stage_sizes(const Tokenizer& tokenizer, const Request& request) {
 
 StageMemory stage_memory(Stage stage, const CheckpointRoot& root, const Request& request,
                          const StageSizes& sizes, const EngineOptions& options) {
+  require(root.has_files() || (stage != Stage::images && !(stage == Stage::video && request.wan_decoder)),
+          "{}: the Wan autoencoder's sizes are in its file; give -m ROOT", name_of(stage));
   DryRun dry(options.device);
   switch (stage) {
     case Stage::images:
@@ -262,11 +281,26 @@ void require_room(const CheckpointRoot& root, const Request& request, const Stag
       break;
     }
   const auto gib = [](std::size_t bytes) { return static_cast<double>(bytes) / (1 << 30); };
-  fail(
-      "{}: the {} stage of {} needs {:.2f} GiB of weights and {:.2f} GiB to compute in, {:.2f} GiB are free: "
-      "{}",
-      to_string(options.device), name_of(lacking->stage), size_text(request), gib(lacking->weight_bytes),
-      gib(lacking->bytes() - lacking->weight_bytes), gib(room), advice);
+  fail("{}: the {} stage of {} needs {:.2f} GiB, {:.2f} of them to compute in, {:.2f} GiB are free: {}",
+       to_string(options.device), name_of(lacking->stage), size_text(request), gib(lacking->least_bytes()),
+       gib(lacking->input_bytes + lacking->scratch_bytes), gib(room), advice);
+}
+
+std::size_t largest_stored_layer(Stage stage, const CheckpointRoot& root) {
+  const bool layered = stage == Stage::text || stage == Stage::preview || stage == Stage::refiner;
+  if (!layered || !root.has_files()) return 0;
+  const auto store = open_checkpoint(stage == Stage::text      ? root.text_encoder()
+                                     : stage == Stage::preview ? root.preview()
+                                                               : root.refiner());
+  std::map<std::string, std::size_t> layers;  // by the name up to the number behind "layers."
+  for (const auto& [name, info] : store->entries()) {
+    const std::size_t number = name.find("layers.");
+    if (number == name.npos) continue;
+    layers[name.substr(0, name.find('.', number + 7))] += info.bytes;
+  }
+  std::size_t largest = 0;
+  for (const auto& [name, bytes] : layers) largest = std::max(largest, bytes);
+  return largest;
 }
 
 }  // namespace magi

@@ -12,6 +12,7 @@
 #include "run/components.h"
 #include "run/engine_options.h"
 #include "run/request.h"
+#include "run/step_time.h"
 
 namespace magi {
 
@@ -39,19 +40,26 @@ struct StageMemory {
       layer_bytes;                ///< of these, each layer's (text encoder, preview and refiner have layers)
   std::size_t input_bytes = 0;    ///< texts, rotary angles and the like
   std::size_t scratch_bytes = 0;  ///< the arena's exact peak: activations, and operations' own scratch
+  StepWork work;                  ///< of a denoising step; of the whole stage where there are no steps
 
   std::size_t bytes() const { return weight_bytes + input_bytes + scratch_bytes; }
+  /// The same with no more than two layers there at a time.
+  std::size_t least_bytes() const;
 };
 
-/// On the CPU only scratch_bytes is told. The root's config.json counts; of its weights, only the Wan
+/// The root's config.json counts; of its weights, only the Wan
 /// autoencoder's and the small decoders' files are looked at (the shapes they list). Throws Error where those
 /// are missing.
 StageMemory stage_memory(Stage stage, const CheckpointRoot& root, const Request& request,
                          const StageSizes& sizes, const EngineOptions& options);
 
-/// Throws Error where a stage of the request, with all its weights loaded, does not fit into `room` bytes of
-/// the device's memory; the message names a size that would.
+/// Throws Error where a stage of the request, with its layers streamed, does not fit into `room` bytes of the
+/// device's memory; the message names a size that would.
 void require_room(const CheckpointRoot& root, const Request& request, const StageSizes& sizes,
                   const EngineOptions& options, std::size_t room);
+
+/// What a layer of the stage's model takes at most in the checkpoint's files; 0 where there are no layers, or
+/// no files.
+std::size_t largest_stored_layer(Stage stage, const CheckpointRoot& root);
 
 }  // namespace magi

@@ -2,12 +2,23 @@
 // Host memory is device memory here: moving data means sharing it or copying it once.
 #include "ops/cpu/cpu_ops.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace magi {
 
 Tensor CpuOps::upload(const Tensor& host) {
+  if (arena().counts_only()) return counted(host);
   return host.contiguous() ? host : host.clone();
+}
+
+Tensor CpuOps::counted(const Tensor& tensor) {
+  const std::size_t bytes = tensor.bytes();
+  held_->bytes += bytes;
+  held_->peak_bytes = std::max(held_->peak_bytes, held_->bytes);
+  std::shared_ptr<const void> lease(tensor.raw(),
+                                    [tensor, bytes, held = held_](const void*) { held->bytes -= bytes; });
+  return Tensor::view(const_cast<void*>(tensor.raw()), tensor.dtype(), tensor.shape(), std::move(lease));
 }
 
 Tensor CpuOps::download(const Tensor& device) {

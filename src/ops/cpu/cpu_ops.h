@@ -11,6 +11,8 @@ class CpuOps : public Ops {
  public:
   using Ops::Ops;
 
+  Held held() const override { return *held_; }
+
   LinearWeight pack_linear(const Tensor& weight, int groups, DType dtype, const Tensor& bias) override;
   ExpertWeight pack_experts(const Tensor& gate, const Tensor& up, const Tensor& down, std::int64_t heads,
                             DType dtype) override;
@@ -62,6 +64,12 @@ class CpuOps : public Ops {
   void do_patchify(const Tensor& x, std::int64_t patch, Tensor& y) override;
   void do_to_pixels(const Tensor& x, Tensor& y) override;
   void do_tanh(const Tensor& x, Tensor& y) override;
+
+ private:
+  /// A dry run's weight or input: counted for as long as it lives.
+  Tensor counted(const Tensor& tensor);
+
+  std::shared_ptr<Held> held_ = std::make_shared<Held>();
 };
 
 }  // namespace magi

@@ -44,7 +44,7 @@ Tensor planned(DType dtype, std::int64_t matrices, std::int64_t depth, std::int6
 
 LinearWeight CpuOps::pack_linear(const Tensor& weight, int groups, DType dtype, const Tensor& bias) {
   LinearWeight w = checks::linear_weight(weight, bias, groups, dtype);
-  w.data = arena().counts_only() ? planned(dtype, groups, w.in, w.out)
+  w.data = arena().counts_only() ? counted(planned(dtype, groups, w.in, w.out))
                                  : pack_matrices(readable("pack_linear", weight, dtype), groups,
                                                  ColumnTiles(dtype, w.in, w.out), true);
   return w;
@@ -54,8 +54,9 @@ ExpertWeight CpuOps::pack_experts(const Tensor& gate, const Tensor& up, const Te
                                   std::int64_t heads, DType dtype) {
   ExpertWeight w = checks::expert_weight(gate, up, down, heads, dtype);
   if (arena().counts_only()) {
-    w.gate = w.up = planned(dtype, heads * w.experts, w.dim, w.hidden);
-    w.down = planned(dtype, heads * w.experts, w.hidden, w.dim);
+    w.gate = counted(planned(dtype, heads * w.experts, w.dim, w.hidden));
+    w.up = counted(planned(dtype, heads * w.experts, w.dim, w.hidden));
+    w.down = counted(planned(dtype, heads * w.experts, w.hidden, w.dim));
     return w;
   }
   const std::int64_t matrices = heads * w.experts;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "run/zero_store.h"
+#include "bench/zero_store.h"
 
 #include <sys/mman.h>
 
