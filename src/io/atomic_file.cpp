@@ -2,6 +2,7 @@
 #include "io/atomic_file.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -34,7 +35,14 @@ AtomicFile::AtomicFile(std::filesystem::path target) : target_(std::move(target)
   // that.
   const std::filesystem::path parent = target_.parent_path();
   fd_ = ::open(parent.empty() ? "." : parent.c_str(), O_RDWR | O_TMPFILE | O_CLOEXEC, 0666);
-  if (fd_ >= 0) return;
+  if (fd_ >= 0) {
+    struct stat there;  // a name that cannot be given is told now, not when all is written
+    if (::lstat((target_.string() + partial_suffix()).c_str(), &there) == 0 || errno == ENOENT) return;
+    const int reason = errno;
+    ::close(std::exchange(fd_, -1));
+    errno = reason;
+    fail_with_errno();
+  }
   do {  // a killed process of the same number may have left one
     partial_ = target_.string() + partial_suffix();
     fd_ = ::open(partial_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);

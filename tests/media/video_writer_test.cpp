@@ -189,7 +189,7 @@ TEST(VideoWriter, NothingStaysWithoutFinish) {
   {
     VideoWriter writer(dir / "clip.mp4", options(32, 32), AudioOptions{});
     writer.write_frames(pattern(40, 32, 32));
-    EXPECT_EQ(entries(dir.path()), 2u);
+    EXPECT_LE(entries(dir.path()), 2u);  // without a name where the file system can do that
   }
   EXPECT_EQ(entries(dir.path()), 1u);
   EXPECT_EQ(bytes_of(dir / "clip.mp4"), "the clip of yesterday");
