@@ -146,7 +146,7 @@ MemoryLimits Pipeline::room() const {
 template <typename T>
 void Pipeline::make_way(Stage stage, const Request& request, const StageSizes& sizes) {
   const bool on_gpu = options_.device.kind == Device::Kind::cuda;
-  if (!parts_->has<T>(request.dtype) || (!on_gpu && !has_budgets())) return;
+  if (!team_.alone() || !parts_->has<T>(request.dtype) || (!on_gpu && !has_budgets())) return;
   const std::size_t bytes = stage_memory(stage, root_, request, sizes, options_).scratch_bytes;
   if (bytes > (on_gpu ? room().device + arena_.capacity_bytes() : room().host))
     parts_->drop<T>(request.dtype);
@@ -154,6 +154,8 @@ void Pipeline::make_way(Stage stage, const Request& request, const StageSizes& s
 
 Pipeline::Loading Pipeline::place(Stage stage, const Request& request, const StageSizes& sizes,
                                   const std::filesystem::path& weights) {
+  if (!team_.alone())
+    return {};  // each rank holds its share of the experts; the dry run knows of one device alone
   if (options_.device.kind == Device::Kind::cpu && !has_budgets() && parts_->fits(bytes_on_disk(weights)))
     return {};
   set_scratch(kLeastScratch);  // the last stage's is given back
