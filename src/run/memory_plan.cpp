@@ -28,12 +28,16 @@ std::size_t less(std::size_t a, std::size_t b) {
   return a > b ? a - b : 0;
 }
 
-/// Of the process, now.
-std::size_t resident_bytes() {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);)
-    if (line.starts_with("VmRSS:")) return std::stoull(line.substr(6)) * 1024;
-  return 0;
+/// What the process holds beside its tensors: code, libraries, and what they took by the first call.
+std::size_t base_bytes() {
+  static const std::size_t base = [] {
+    std::ifstream status("/proc/self/status");
+    for (std::string line; std::getline(status, line);)
+      if (line.starts_with("VmRSS:"))
+        return less(std::stoull(line.substr(6)) * 1024, MemoryLedger::of({}).used_bytes());
+    return std::size_t{0};
+  }();
+  return base;
 }
 
 std::string device_name(Device device) {
@@ -77,10 +81,8 @@ std::string time_text(const StagePlan& stage) {
 MemoryLimits memory_limits(const EngineOptions& options) {
   MemoryLimits limits;
   limits.host_given = options.ram_bytes.has_value();
-  // What the process holds beside its tensors goes off the budget.
-  const std::size_t used = MemoryLedger::of({}).used_bytes();
-  limits.host = options.ram_bytes ? less(*options.ram_bytes, less(resident_bytes(), used))
-                                  : used + less(available_bytes({}), kLeftFree);
+  limits.host = options.ram_bytes ? less(*options.ram_bytes, base_bytes())
+                                  : MemoryLedger::of({}).used_bytes() + less(available_bytes({}), kLeftFree);
   if (options.device.kind == Device::Kind::cpu) return limits;
   limits.device_given = options.vram_bytes.has_value();
   limits.device = options.vram_bytes ? less(*options.vram_bytes, kDeviceOverhead)
