@@ -35,7 +35,11 @@ void replace_all(std::string& text, const std::string& what, const std::string& 
 /// Counts steps and makes preview frames, as many as their share of the time allows.
 class Worker::Watcher final : public ClipWatcher {
  public:
-  Watcher(Worker& worker, LiveJob& live, std::int64_t steps) : worker_(worker), live_(live), steps_(steps) {}
+  Watcher(Worker& worker, LiveJob& live, const Request& request)
+      : worker_(worker),
+        live_(live),
+        steps_(request.steps),
+        pixels_(static_cast<double>(request.width * request.height)) {}
 
   bool wants_frame(const StepRecord& step) override {
     {
@@ -47,8 +51,10 @@ class Worker::Watcher final : public ClipWatcher {
     if ((step.step + 1) % worker_.options_.checkpoint_every == 0) worker_.store_.got_further(live_.id());
     computing_ += step.seconds;
     const double share = worker_.options_.preview_share;
-    // The first frame loads the decoder, which is needed in the end anyhow, and tells what a frame costs.
-    const bool wanted = share > 0 && (frames_ == 0 || spent_ + cost_ <= share * computing_);
+    // The worker's first frame loads the decoder, which is needed in the end anyhow, and tells what one
+    // costs.
+    const double cost = worker_.preview_cost_ * pixels_;
+    const bool wanted = share > 0 && (cost == 0 || spent_ + cost <= share * computing_);
     started_ = Clock::now();
     return wanted;
   }
@@ -60,19 +66,20 @@ class Worker::Watcher final : public ClipWatcher {
     const std::string json = dump({{"step", step.step + 1}, {"steps", steps_}, {"image", image}});
     live_.set_preview(json);
     worker_.events_.publish(live_.id(), EventKind::preview, json);
-    cost_ = seconds_since(started_);
-    if (frames_++ > 0) spent_ += cost_;
+    const double cost = seconds_since(started_);
+    spent_ += cost;
+    worker_.preview_cost_ = cost / pixels_;
     const std::lock_guard lock(worker_.mutex_);
     ++worker_.figures_.previews;
-    worker_.figures_.preview_seconds += cost_;
+    worker_.figures_.preview_seconds += cost;
   }
 
  private:
   Worker& worker_;
   LiveJob& live_;
   std::int64_t steps_;
-  int frames_ = 0;
-  double computing_ = 0, spent_ = 0, cost_ = 0;
+  double pixels_;
+  double computing_ = 0, spent_ = 0;
   Clock::time_point started_;
 };
 
@@ -218,7 +225,7 @@ void Worker::make(const Job& job, LiveJob& live) {
   if (plan.request.audio) task.sound = store_.file(job.id, JobFile::sound);
   task.resume = Resume{store_.file(job.id, JobFile::state), options_.checkpoint_every};
   task.text = text_for(job, plan.request, live);
-  Watcher watcher(*this, live, plan.request.steps);
+  Watcher watcher(*this, live, plan.request);
   task.watcher = &watcher;
   const Report report = engine_.make(std::move(task), live);
   require(report.error.empty(), "{}", report.error);

@@ -86,7 +86,8 @@ class Worker {
   bool work_ = true, stop_ = false;
   std::shared_ptr<LiveJob> live_;
   WorkerFigures figures_;
-  std::unique_ptr<Ahead> ahead_;  ///< of the worker's thread
+  std::unique_ptr<Ahead> ahead_;  ///< of the worker's thread, as the next
+  double preview_cost_ = 0;       ///< seconds a pixel of the last preview frame; 0: there was none
   std::thread thread_;
 };
 

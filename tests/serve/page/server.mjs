@@ -29,7 +29,7 @@ export class Server {
     this.process = spawn(
       program,
       ['serve', '-m', this.root, '--data', join(this.directory, 'data'), '--port', String(this.port),
-       ...this.options],
+       '--preview-share', '1', ...this.options],
       {env: {...process.env, OMP_WAIT_POLICY: 'passive'}, stdio: ['ignore', 'ignore', 'pipe']});
     this.port = await new Promise((resolve, reject) => {
       let log = '';
