@@ -3,14 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "ranks/ranks_testing.h"
 #include "run/batch.h"
 #include "run/generate.h"
 #include "run/tiny_root.h"
+#include "support/file_bytes.h"
 #include "support/golden.h"
 #include "support/temp_dir.h"
 
@@ -19,12 +18,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
-
-std::string bytes_of(const fs::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  EXPECT_TRUE(in.good()) << file;
-  return {std::istreambuf_iterator<char>(in), {}};
-}
 
 /// Rank 0's directory, which all ranks know.
 class Clips : public testing::Test {
@@ -114,15 +107,14 @@ TEST_F(Clips, GoldenRefined) {
   GOLDEN_CASE(c, "e2e_t2v");
   Size preview;
   ASSERT_EQ(std::sscanf(c.meta("preview").c_str(), "%ldx%ld", &preview.width, &preview.height), 2);
-  expect_same_with_any_degrees({golden_model(), std::nullopt},
-                               {{"prompt", "A fox."},
-                                {"width", preview.width},
-                                {"height", preview.height},
-                                {"steps", 1},
-                                {"refiner_steps", 1},
-                                {"seconds", std::stod(c.meta("seconds"))},
-                                {"dtype", "f32"},
-                                {"refine", c.meta("refiner")}});
+  expect_same_with_any_degrees({golden_model(), std::nullopt}, {{"prompt", "A fox."},
+                                                                {"width", preview.width},
+                                                                {"height", preview.height},
+                                                                {"steps", 1},
+                                                                {"refiner_steps", 1},
+                                                                {"seconds", std::stod(c.meta("seconds"))},
+                                                                {"dtype", "f32"},
+                                                                {"refine", c.meta("refiner")}});
 }
 
 }  // namespace

@@ -5,13 +5,12 @@
 
 #include <gtest/gtest.h>
 
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <thread>
 
 #include "media/image_reader.h"
 #include "run/tiny_root.h"
+#include "support/file_bytes.h"
 #include "support/temp_dir.h"
 
 namespace magi {
@@ -19,12 +18,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
-
-std::string bytes_of(const fs::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  EXPECT_TRUE(in.good()) << file;
-  return {std::istreambuf_iterator<char>(in), {}};
-}
 
 /// Looks at every frame; cancels after a step.
 class Watcher final : public ClipWatcher {

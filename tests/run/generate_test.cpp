@@ -5,8 +5,6 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -18,6 +16,7 @@
 #include "run/tiny_root.h"
 #include "support/backend.h"
 #include "support/expect_error.h"
+#include "support/file_bytes.h"
 #include "support/temp_dir.h"
 
 namespace magi {
@@ -25,12 +24,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
-
-std::string bytes_of(const fs::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  EXPECT_TRUE(in.good()) << file;
-  return {std::istreambuf_iterator<char>(in), {}};
-}
 
 bool same_bytes(const fs::path& a, const fs::path& b) {
   return bytes_of(a) == bytes_of(b);

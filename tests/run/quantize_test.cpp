@@ -22,6 +22,7 @@
 #include "run/tiny_root.h"
 #include "support/expect_error.h"
 #include "support/golden.h"
+#include "support/file_bytes.h"
 #include "support/temp_dir.h"
 
 namespace magi {
@@ -29,12 +30,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
-
-std::string bytes_of(const fs::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  EXPECT_TRUE(in.good()) << file;
-  return {std::istreambuf_iterator<char>(in), {}};
-}
 
 /// Every file's bytes by its path in the directory.
 std::map<std::string, std::string> contents(const fs::path& directory) {

@@ -15,15 +15,10 @@
 #include "run/tiny_root.h"
 #include "serve/client.h"
 #include "serve/server.h"
+#include "support/file_bytes.h"
 #include "support/temp_dir.h"
 
 namespace magi {
-
-inline std::string bytes_of(const std::filesystem::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  EXPECT_TRUE(in.good()) << file;
-  return {std::istreambuf_iterator<char>(in), {}};
-}
 
 class ServerTest : public testing::Test {
  protected:
