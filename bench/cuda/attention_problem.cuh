@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "ops/cuda/attention_launch.cuh"
+#include "random_arrays.cuh"
 
 #define CHECK(call)                                                                    \
   do {                                                                                 \
@@ -29,18 +30,6 @@ using magi::WindowOptions;
 using magi::cuda::AttentionArgs;
 using bf16 = __nv_bfloat16;
 
-__device__ inline std::uint64_t mix(std::uint64_t x) {
-  x += 0x9e3779b97f4a7c15ull;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-  return x ^ (x >> 31);
-}
-__device__ inline float normal(std::uint64_t seed, std::uint64_t i) {
-  const std::uint64_t r = mix(seed ^ mix(i));
-  const float u = (static_cast<float>(r >> 40) + 0.5f) * 0x1p-24f,
-              v = static_cast<float>(r & 0xffffff) * 0x1p-24f;
-  return sqrtf(-2.f * logf(u)) * cospif(2.f * v);
-}
 /// Normal values in bf16 or f32; the first `scaled` columns of each row (the q heads) times `factor`.
 __global__ static void fill(void* x, bool is_bf16, std::int64_t rows, std::int64_t width, std::int64_t scaled,
                             float factor, std::uint64_t seed) {
