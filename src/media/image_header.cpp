@@ -79,13 +79,20 @@ ImageHeader parse_png(const Reader& r) {
   require(r.is(at + 4, "IHDR") && r.big(at, 4) == 13, "{}: PNG without a header", r.name());
   header.width = r.big(at + 8, 4);
   header.height = r.big(at + 12, 4);
+  const auto keep = [&](Bytes chunk) {
+    header.pixels_only.insert(header.pixels_only.end(), chunk.begin(), chunk.end());
+  };
+  keep(r.slice(0, at));
   while (!r.is(at + 4, "IEND")) {
     const std::size_t length = r.big(at, 4);
     const Bytes content = r.slice(at + 8, length + 4).first(length);  // 4: checksum
+    const bool critical = (r.big(at + 4, 1) & 0x20) == 0;             // its name's first letter is a capital
+    if (critical || r.is(at + 4, "tRNS")) keep(r.slice(at, 12 + length));
     if (r.is(at + 4, "eXIf")) header.orientation = exif_orientation(content);
     if (r.is(at + 4, "acTL") && length >= 4) header.animated = r.big(at + 8, 4) > 1;
     at += 12 + length;
   }
+  keep(r.slice(at, 12));
   header.picture = r.slice(0, at + 12);
   return header;
 }
@@ -100,9 +107,13 @@ std::size_t end_of_scan(const Reader& r, std::size_t at) {
   }
 }
 
+constexpr int kMaxScans =
+    100;  // encoders write a dozen; each goes over the whole picture, however few bytes it has
+
 ImageHeader parse_jpeg(const Reader& r) {
   ImageHeader header{.format = ImageFormat::jpeg};
   std::size_t at = 2;
+  int scans = 0;
   while (true) {
     require(r.big(at, 1) == 0xff, "{}: JPEG is damaged at byte {}", r.name(), at);
     const std::uint32_t marker = r.big(at + 1, 1);
@@ -124,7 +135,9 @@ ImageHeader parse_jpeg(const Reader& r) {
       header.orientation = exif_orientation(content.subspan(6));
     }
     at += 2 + length;
-    if (marker == 0xda) at = end_of_scan(r, at);
+    if (marker != 0xda) continue;
+    require(++scans <= kMaxScans, "{}: JPEG of more than {} scans", r.name(), kMaxScans);
+    at = end_of_scan(r, at);
   }
   header.picture = r.slice(0, at + 2);
   return header;

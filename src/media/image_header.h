@@ -20,6 +20,9 @@ struct ImageHeader {
   int orientation = 1;    ///< EXIF's 1 … 8
   bool animated = false;  ///< more than one frame
   Bytes picture{};        ///< the file without what follows the picture
+  /// A PNG without its texts, profiles and whatever else pixels do not need: a decoder would inflate them,
+  /// and a few kilobytes can become gigabytes. Else empty.
+  std::vector<std::uint8_t> pixels_only{};
   /// An animated WebP's first frame as a WebP of its own, and its place in the picture. Else empty.
   std::vector<std::uint8_t> first_frame{};
   std::int64_t frame_x = 0;

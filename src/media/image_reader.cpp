@@ -26,7 +26,9 @@ AVCodecID codec_of(ImageFormat format) {
 /// The decoder is chosen here and fed from memory: no demuxer, hence no playlists, protocols or other files.
 av::Frame decode(const ImageHeader& header, const std::string& name) {
   const ImageFormat format = header.format;
-  const Bytes file = header.first_frame.empty() ? header.picture : Bytes(header.first_frame);
+  const Bytes file = !header.first_frame.empty()   ? Bytes(header.first_frame)
+                     : !header.pixels_only.empty() ? Bytes(header.pixels_only)
+                                                   : header.picture;
   av::init();
   const AVCodec* decoder = avcodec_find_decoder(codec_of(format));
   require(decoder != nullptr, "{}: this build of FFmpeg has no decoder for {}", name,

@@ -5,10 +5,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 #include <iterator>
 #include <vector>
 
+#include "media/image_header.h"
 #include "media/image_writer.h"
 #include "support/expect_error.h"
 #include "support/golden.h"
@@ -98,6 +100,31 @@ TEST(ImageReader, BombsAreRefusedByTheirHeader) {
   for (const char* name : {"rgb.png", "ycc420.jpg", "lossy.webp", "lossless.webp", "animated.webp"}) {
     EXPECT_NO_THROW(read_image(data(name), small)) << name;
   }
+}
+
+/// What a decoder would inflate: some hundred bytes of text or profile may stand for gigabytes.
+TEST(ImageReader, NothingButPixelsOfAPngIsDecoded) {
+  const std::vector<std::uint8_t> plain = bytes_of("rgb.png");
+  constexpr std::size_t kFirstChunk = 8 + 12 + 13;  // behind signature and header
+  std::vector<std::uint8_t> loaded(plain.begin(), plain.begin() + kFirstChunk);
+  for (const std::string name : {"zTXt", "iCCP", "iTXt", "zzzz"}) {
+    const std::string chunk = std::string("\0\0\0\4", 4) + name + "bombCRC4";
+    loaded.insert(loaded.end(), chunk.begin(), chunk.end());
+  }
+  loaded.insert(loaded.end(), plain.begin() + kFirstChunk, plain.end());
+  const ImageHeader header = parse_image_header(loaded, "loaded.png");
+  const std::string pixels(header.pixels_only.begin(), header.pixels_only.end());
+  EXPECT_EQ(pixels.find("bomb"), std::string::npos);
+  EXPECT_LE(pixels.size(), plain.size());
+  EXPECT_EQ(max_abs_diff(read_image(loaded, "loaded.png"), read_image(data("rgb.png"))), 0);
+}
+
+TEST(ImageReader, JpegOfEndlessScansIsRefused) {
+  std::vector<std::uint8_t> file = bytes_of("progressive.jpg");
+  const auto mark = {std::uint8_t{0xff}, std::uint8_t{0xda}};
+  const std::vector<std::uint8_t> scan(std::ranges::find_end(file, mark).begin(), file.end() - 2);
+  for (int i = 0; i < 200; ++i) file.insert(file.end() - 2, scan.begin(), scan.end());
+  expect_error([&] { read_image(file, "scans.jpg"); }, "scans.jpg: JPEG of more than 100 scans");
 }
 
 TEST(ImageReader, EveryTruncationIsRefused) {
