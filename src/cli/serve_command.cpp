@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <csignal>
+#include <functional>
 #include <memory>
 #include <thread>
 
@@ -26,27 +27,29 @@ struct ServeArguments {
   ServerOptions options;
 };
 
-/// Ctrl-C and SIGTERM, held back in all threads that are started while it lives, for wait().
-class StopSignals {
+/// Ctrl-C, SIGTERM and SIGHUP, held back in all threads that are started while it lives, for wait().
+class Signals {
  public:
-  StopSignals() {
+  Signals() {
     sigemptyset(&signals_);
-    for (const int signal : {SIGINT, SIGTERM}) sigaddset(&signals_, signal);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&signals_, signal);
     pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
   }
-  void wait() const {
-    int signal = 0;
-    sigwait(&signals_, &signal);
+  /// Until one that ends the program; SIGHUP does not where it has something to do.
+  void wait(const std::function<void()>& hang_up = {}) const {
+    for (int signal = 0; sigwait(&signals_, &signal) == 0 && signal == SIGHUP && hang_up;) hang_up();
   }
 
  private:
   sigset_t signals_{};
 };
 
-void serve(const CheckpointRoot& root, const ServerOptions& options, const StopSignals& signals) {
+void serve(const CheckpointRoot& root, const ServerOptions& options, const Signals& signals) {
   const JsonLogSink log;
   Server server(root, options);
-  signals.wait();
+  std::function<void()> reload;
+  if (options.api_key_file) reload = [&server] { server.reload_keys(); };
+  signals.wait(reload);
   std::thread([&signals] {  // a second one does not wait for anything
     signals.wait();
     _exit(1);
@@ -58,7 +61,7 @@ void serve(const CheckpointRoot& root, const ServerOptions& options, const StopS
 void run_serve(ServeArguments& a) {
   require(!a.root.empty(),
           "no checkpoint root: give -m ROOT or set MAGI2_CKPT_ROOT (\"magi2 init DIR\" makes a tiny one)");
-  const StopSignals signals;
+  const Signals signals;
   with_ranks([&](const std::shared_ptr<World>& world) {
     const CheckpointRoot root(
         a.root, a.config.empty() ? std::nullopt : std::optional<std::filesystem::path>(a.config));
@@ -92,6 +95,8 @@ void add_serve_command(CLI::App& app, Work& work) {
   c.add_option("--api-key-file", a->keys, "Keys that may ask: one a line, and a name for the log behind it");
   c.add_flag("--allow-anybody", o.allow_anybody, "Listen beyond this machine without keys");
   c.add_option("--allow-host", o.api.host_names, "A name that the server is reached under, may be repeated");
+  c.add_flag("--behind-proxy", o.api.behind_proxy,
+             "A proxy is in front: a client's address is the last one in X-Forwarded-For");
   c.add_option("--queue", o.api.queue, "Jobs that may wait")->capture_default_str();
   c.add_option("--max-seconds", o.api.limits.max_seconds, "Longest clip")->capture_default_str();
   c.add_option("--max-pixels", o.api.limits.max_pixels, "Largest frame")->capture_default_str();

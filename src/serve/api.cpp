@@ -39,7 +39,7 @@ HttpResponse cookie_response(const HttpRequest& request, const std::string& valu
 
 }  // namespace
 
-Api::Api(const ApiOptions& options, const GenerationDefaults& defaults, const Keys& keys, JobStore& store,
+Api::Api(const ApiOptions& options, const GenerationDefaults& defaults, const KeyRing& keys, JobStore& store,
          EventHub& events, Worker& worker)
     : options_(options),
       defaults_(defaults),
@@ -47,7 +47,8 @@ Api::Api(const ApiOptions& options, const GenerationDefaults& defaults, const Ke
       sessions_(store.secret()),
       store_(store),
       events_(events),
-      worker_(worker) {
+      worker_(worker),
+      queue_(store.queue()) {
   add_pages();
   add_sessions();
   add_videos();
@@ -81,11 +82,11 @@ void Api::add_pages() {
 }
 
 void Api::add_sessions() {
-  router_.add(
-      {"GET", "/v1/session", false, false, [this](HttpRequest& request, const std::string&) {
-         const bool known = !keys_.required() || owner_of(request).has_value();
-         return HttpResponse::json(dump({{"keys_required", keys_.required()}, {"authenticated", known}}));
-       }});
+  router_.add({"GET", "/v1/session", false, false, [this](HttpRequest& request, const std::string&) {
+                 const bool required = keys_.keys()->required();
+                 const bool known = !required || owner_of(request).has_value();
+                 return HttpResponse::json(dump({{"keys_required", required}, {"authenticated", known}}));
+               }});
   router_.add({"POST", "/v1/session", false, true,
                [this](HttpRequest& request, const std::string&) { return log_in(request); }});
   router_.add({"DELETE", "/v1/session", false, false,
@@ -93,6 +94,7 @@ void Api::add_sessions() {
 }
 
 void Api::admit(HttpRequest& request) {
+  if (options_.behind_proxy) request.remote = forwarded_for(request);
   check_host(request, options_.host_names);
   check_origin(request);
   const Match match = router_.match(request.method, request.path);
@@ -129,31 +131,41 @@ void Api::finished(const Exchange& exchange) {
   const HttpRequest& request = exchange.request;
   const std::string route = router_.pattern_of(request.method, request.path);
   metrics_.request(route, exchange.status, exchange.seconds);
-  Json line{{"request", request.id},    {"remote", exchange.remote}, {"method", request.method},
+  Json line{{"request", request.id},    {"remote", request.remote},  {"method", request.method},
             {"route", route},           {"status", exchange.status}, {"seconds", exchange.seconds},
             {"sent", exchange.complete}};
-  if (!request.owner.empty()) line["key"] = keys_.name_of(request.owner);
+  if (!request.owner.empty()) line["key"] = keys_.keys()->name_of(request.owner);
   if (const auto match = request.path.find("video_"); match != std::string::npos && route != "-")
     line["video"] = request.path.substr(match, request.path.find('/', match) - match);
   json_log("http", line);
 }
 
-std::optional<std::string> Api::owner_of(const HttpRequest& request) const {
-  if (!keys_.required()) return "";
+std::optional<std::string> Api::owner_of(const HttpRequest& request) {
+  const std::shared_ptr<const Keys> keys = keys_.keys();
+  if (!keys->required()) return "";
   if (const std::string given = request.header("authorization"); !given.empty())
-    return given.starts_with(kBearer) ? keys_.owner_of(std::string_view(given).substr(std::strlen(kBearer)))
-                                      : std::nullopt;
+    return given.starts_with(kBearer)
+               ? owner_of_key(request, std::string_view(given).substr(std::strlen(kBearer)))
+               : std::nullopt;
   const std::string cookie = cookie_value(request.header("cookie"), kCookie);
   const auto owner = sessions_.owner_of(cookie, unix_time());
-  return owner && keys_.knows(*owner) ? owner : std::nullopt;
+  return owner && keys->knows(*owner) ? owner : std::nullopt;
+}
+
+std::optional<std::string> Api::owner_of_key(const HttpRequest& request, std::string_view key) {
+  if (const int wait = logins_.take(request.remote); wait > 0)
+    throw ApiError(429, "too_many_attempts", "too many wrong keys from this address").retry_after(wait);
+  std::optional<std::string> owner = keys_.keys()->owner_of(key);
+  if (owner) logins_.give_back(request.remote);
+  return owner;
 }
 
 HttpResponse Api::log_in(const HttpRequest& request) {
-  if (!keys_.required()) return HttpResponse::json(dump({{"authenticated", true}}));
+  if (!keys_.keys()->required()) return HttpResponse::json(dump({{"authenticated", true}}));
   const Json body = Json::parse(request.body, nullptr, false);
   if (!body.is_object() || !body.contains("key") || !body["key"].is_string())
     bad_field("key", "expected a string");
-  const auto owner = keys_.owner_of(body["key"].get<std::string>());
+  const auto owner = owner_of_key(request, body["key"].get<std::string>());
   if (!owner) throw ApiError(401, "invalid_api_key", "this key is not known here", "key");
   return cookie_response(request, sessions_.issue(*owner, unix_time()), Sessions::kSeconds);
 }

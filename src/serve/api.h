@@ -11,7 +11,8 @@
 #include "serve/http_server.h"
 #include "serve/job_store.h"
 #include "serve/job_view.h"
-#include "serve/keys.h"
+#include "serve/key_ring.h"
+#include "serve/login_limit.h"
 #include "serve/metrics.h"
 #include "serve/router.h"
 #include "serve/video_request.h"
@@ -22,6 +23,7 @@ class Worker;
 
 struct ApiOptions {
   std::vector<std::string> host_names;  ///< that the server answers under, besides addresses and localhost
+  bool behind_proxy = false;            ///< clients' addresses are what X-Forwarded-For says last
   std::size_t queue = 64;               ///< jobs that may wait
   std::int64_t keep_seconds = 0;        ///< after a job's end; 0: for ever
   RequestLimits limits;
@@ -29,7 +31,7 @@ struct ApiOptions {
 
 class Api final : public HttpHandler {
  public:
-  Api(const ApiOptions& options, const GenerationDefaults& defaults, const Keys& keys, JobStore& store,
+  Api(const ApiOptions& options, const GenerationDefaults& defaults, const KeyRing& keys, JobStore& store,
       EventHub& events, Worker& worker);
 
   void admit(HttpRequest& request) override;
@@ -59,23 +61,41 @@ class Api final : public HttpHandler {
   HttpResponse log_in(const HttpRequest& request);
 
   /// The owner of the request's key or cookie.
-  std::optional<std::string> owner_of(const HttpRequest& request) const;
+  std::optional<std::string> owner_of(const HttpRequest& request);
+  /// Throws ApiError 429 where the client has been wrong too often.
+  std::optional<std::string> owner_of_key(const HttpRequest& request, std::string_view key);
   /// Throws ApiError 404 unless the job is there and the request's owner's.
   Job owned(const HttpRequest& request, const std::string& id);
   Job add_job(HttpRequest& request);
   JobContext context(const Job& job);
   std::string view(const Job& job);
+  /// Ends a job that waits or runs; false when it had ended.
+  bool end_job(const std::string& id);
+  /// Tells those who listen to waiting jobs where they stand now. Under queue_mutex_.
+  void tell_queue();
 
   const ApiOptions options_;
   const GenerationDefaults& defaults_;
-  const Keys& keys_;
+  const KeyRing& keys_;
   const Sessions sessions_;
+  LoginLimit logins_;
   JobStore& store_;
   EventHub& events_;
   Worker& worker_;
   Metrics metrics_;
   Router router_;
   std::atomic<bool> stopping_{false};
+
+  struct View {
+    std::uint64_t revision = 0;
+    std::optional<LiveState> live;
+    std::string text;
+  };
+  std::mutex views_mutex_;
+  std::map<std::string, View> views_;  ///< what was answered last: many ask for the same
+
+  std::mutex queue_mutex_;          ///< events of waiting jobs go out in the order of the changes
+  std::vector<std::string> queue_;  ///< as it was told last
 };
 
 }  // namespace magi

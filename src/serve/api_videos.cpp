@@ -3,6 +3,7 @@
 #include <charconv>
 #include <nlohmann/json.hpp>
 
+#include "core/log.h"
 #include "io/atomic_file.h"
 #include "serve/api.h"
 #include "serve/api_error.h"
@@ -16,6 +17,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int kRetrySeconds = 30;
+constexpr std::size_t kViews = 64;
 
 std::size_t page_limit(const HttpRequest& request) {
   const auto found = request.query.find("limit");
@@ -68,6 +70,16 @@ class SyncAnswer final : public LateAnswer {
     return response;
   }
 
+  /// Nobody was told of the job, so nobody would fetch what it makes. A server that stops keeps it.
+  void abandoned() override {
+    if (api_.stopping_) return;
+    try {
+      api_.end_job(id_);
+    } catch (const std::exception& error) {
+      log_warning("{}: its client went away, and it cannot be cancelled: {}", id_, error.what());
+    }
+  }
+
  private:
   Api& api_;
   HttpRequest request_;
@@ -106,7 +118,19 @@ JobContext Api::context(const Job& job) {
 }
 
 std::string Api::view(const Job& job) {
-  return dump(video_object(job, defaults_, context(job)));
+  View now{job.revision, std::nullopt, {}};
+  if (job.status == JobStatus::in_progress) now.live = worker_.live(job.id);
+  if (job.revision > 0) {
+    const std::lock_guard lock(views_mutex_);
+    const auto known = views_.find(job.id);
+    if (known != views_.end() && known->second.revision == now.revision && known->second.live == now.live)
+      return known->second.text;
+  }
+  now.text = dump(video_object(job, defaults_, context(job)));
+  if (job.revision == 0) return now.text;
+  const std::lock_guard lock(views_mutex_);
+  if (views_.size() >= kViews) views_.clear();
+  return (views_[job.id] = std::move(now)).text;
 }
 
 Job Api::add_job(HttpRequest& request) {
@@ -132,6 +156,10 @@ Job Api::add_job(HttpRequest& request) {
     store_.tidy(job.id);
     throw ApiError(429, "queue_full", fmt::format("{} videos wait already", options_.queue))
         .retry_after(kRetrySeconds);
+  }
+  {
+    const std::lock_guard lock(queue_mutex_);
+    tell_queue();
   }
   worker_.wake();
   return job;
@@ -210,10 +238,15 @@ HttpResponse Api::events(const HttpRequest& request, const std::string& id) {
 
 HttpResponse Api::cancel(const HttpRequest& request, const std::string& id) {
   owned(request, id);
-  if (!store_.cancel(id)) throw ApiError(409, "already_finished", "the video has ended already");
+  if (!end_job(id)) throw ApiError(409, "already_finished", "the video has ended already");
+  return HttpResponse::json(view(owned(request, id)));
+}
+
+bool Api::end_job(const std::string& id) {
+  if (!store_.cancel(id)) return false;
   worker_.withdraw(id);
   job_changed(id);
-  return HttpResponse::json(view(owned(request, id)));
+  return true;
 }
 
 HttpResponse Api::remove(const HttpRequest& request, const std::string& id) {
@@ -221,6 +254,10 @@ HttpResponse Api::remove(const HttpRequest& request, const std::string& id) {
   if (!store_.remove(id)) no_such_video();
   worker_.withdraw(id);
   events_.publish(id, EventKind::done, dump({{"id", id}, {"status", "deleted"}}));
+  {
+    const std::lock_guard lock(queue_mutex_);
+    tell_queue();
+  }
   return HttpResponse::json(dump({{"id", id}, {"object", "video.deleted"}, {"deleted", true}}));
 }
 
@@ -228,8 +265,21 @@ void Api::job_changed(const std::string& id) {
   const std::optional<Job> job = store_.find(id);
   if (!job) return;
   const std::string now = view(*job);
+  const std::lock_guard lock(queue_mutex_);
   events_.publish(id, EventKind::status, now);
   if (is_over(job->status)) events_.publish(id, EventKind::done, now);
+  tell_queue();
+}
+
+void Api::tell_queue() {
+  std::vector<std::string> queue = store_.queue();
+  for (std::size_t i = 0; i < queue.size(); ++i) {
+    if ((i < queue_.size() && queue_[i] == queue[i]) || !events_.heard(queue[i])) continue;
+    JobContext waiting;
+    waiting.queue_position = static_cast<std::int64_t>(i) + 1;
+    events_.publish(queue[i], EventKind::progress, dump(progress_object(JobStatus::queued, waiting)));
+  }
+  queue_ = std::move(queue);
 }
 
 }  // namespace magi

@@ -4,6 +4,7 @@
 
 #include <microhttpd.h>
 
+#include <atomic>
 #include <mutex>
 
 #include "serve/http.h"
@@ -34,6 +35,13 @@ class ConnectionWaker final : public Waker {
     return true;
   }
 
+  /// The client went away: the connection's thread is to end the exchange.
+  void abandon() {
+    gone_ = true;
+    wake();
+  }
+  bool abandoned() const { return gone_; }
+
   /// The exchange is over.
   void release() {
     const std::lock_guard lock(mutex_);
@@ -44,6 +52,7 @@ class ConnectionWaker final : public Waker {
   std::mutex mutex_;
   MHD_Connection* connection_;
   bool suspended_ = false, woken_ = false;
+  std::atomic<bool> gone_{false};
 };
 
 }  // namespace magi

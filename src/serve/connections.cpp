@@ -3,7 +3,10 @@
 
 #include <sys/socket.h>
 
+#include <cerrno>
 #include <string_view>
+
+#include "serve/connection_waker.h"
 
 namespace magi {
 namespace {
@@ -44,22 +47,51 @@ void Connections::enter(const MHD_Connection* connection, Phase phase) {
   if (found == connections_.end()) return;
   found->second.phase = phase;
   found->second.since = Clock::now();
+  found->second.waiting = nullptr;
+}
+
+void Connections::waits(const MHD_Connection* connection, std::shared_ptr<ConnectionWaker> waker) {
+  const std::lock_guard lock(mutex_);
+  const auto found = connections_.find(connection);
+  if (found != connections_.end()) found->second.waiting = std::move(waker);
 }
 
 void Connections::watch() {
   std::unique_lock lock(mutex_);
   while (!stopping_.wait_for(lock, kLook, [this] { return stop_; })) {
-    const auto now = Clock::now();
-    for (auto& [connection, c] : connections_) {
-      if (now - c.since < limits_[static_cast<int>(c.phase)]) continue;
-      // Nothing of an answer has been sent in these phases, so this is the answer. The server's thread finds
-      // the connection closed, and closes its side.
-      if (c.phase != Phase::idle)
-        send(c.descriptor, kTooSlow.data(), kTooSlow.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-      shutdown(c.descriptor, SHUT_RDWR);
-      c.phase = Phase::answer;  // once is enough
-    }
+    cut_off_slow();
+    const auto gone = abandoned();
+    lock.unlock();  // a waker takes locks of its own
+    for (const auto& waker : gone) waker->abandon();
+    lock.lock();
   }
+}
+
+void Connections::cut_off_slow() {
+  const auto now = Clock::now();
+  for (auto& [connection, c] : connections_) {
+    if (now - c.since < limits_[static_cast<int>(c.phase)]) continue;
+    // Nothing of an answer has been sent in these phases, so this is the answer. The server's thread finds
+    // the connection closed, and closes its side.
+    if (c.phase != Phase::idle)
+      send(c.descriptor, kTooSlow.data(), kTooSlow.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    shutdown(c.descriptor, SHUT_RDWR);
+    c.phase = Phase::answer;  // once is enough
+  }
+}
+
+/// Those whose clients have closed their end, each once.
+std::vector<std::shared_ptr<ConnectionWaker>> Connections::abandoned() {
+  std::vector<std::shared_ptr<ConnectionWaker>> gone;
+  for (auto& [connection, c] : connections_) {
+    if (!c.waiting) continue;
+    char byte = 0;
+    const ssize_t count = recv(c.descriptor, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    if (count > 0 || (count < 0 && (errno == EAGAIN || errno == EINTR))) continue;
+    gone.push_back(std::move(c.waiting));
+    c.waiting = nullptr;
+  }
+  return gone;
 }
 
 }  // namespace magi

@@ -33,6 +33,7 @@ std::optional<std::string> EventStream::next() {
 std::shared_ptr<Waker> EventStream::put(EventKind kind, std::shared_ptr<const std::string> text) {
   const std::lock_guard lock(mutex_);
   events_[static_cast<std::size_t>(kind)] = std::move(text);
+  if (kind == EventKind::status) events_[static_cast<std::size_t>(EventKind::progress)] = nullptr;  // older
   ended_ = ended_ || kind == EventKind::done;
   return waker_;
 }

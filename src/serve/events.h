@@ -26,8 +26,8 @@ class EventStream final : public ByteStream {
   void start(std::shared_ptr<Waker> waker) override;
   std::optional<std::string> next() override;
 
-  /// Replaces an event of the same kind that has not been sent; `done` is the last. Returns whom to wake
-  /// then.
+  /// Replaces an event of the same kind that has not been sent, and `status`, which says all, one of
+  /// `progress`; `done` is the last. Returns whom to wake then.
   std::shared_ptr<Waker> put(EventKind kind, std::shared_ptr<const std::string> text);
   std::shared_ptr<Waker> ping();
   std::shared_ptr<Waker> end();

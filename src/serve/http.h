@@ -30,6 +30,7 @@ struct HttpRequest {
   bool is_form = false;
   std::map<std::string, std::string> fields;  ///< of a form
   std::map<std::string, UploadedFile> files;  ///< of a form
+  std::string remote;                         ///< the client's address
   std::string owner;                          ///< of the key; empty where none is needed
 
   std::string header(const std::string& name) const {
@@ -65,6 +66,8 @@ class LateAnswer {
   virtual void start(std::shared_ptr<Waker> waker) = 0;
   /// Nothing: not yet, wake() will tell.
   virtual std::optional<HttpResponse> poll() = 0;
+  /// The client went away first: nothing else is called after this.
+  virtual void abandoned() = 0;
 };
 
 /// A part of an open file, which closes with its last owner.

@@ -7,13 +7,13 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <random>
 
 #include "core/log.h"
 #include "serve/api_error.h"
 #include "serve/connection_waker.h"
 #include "serve/connections.h"
 #include "serve/form.h"
-#include "serve/secret.h"
 
 namespace magi {
 namespace {
@@ -51,6 +51,12 @@ std::string remote_of(MHD_Connection* connection) {
   char host[NI_MAXHOST] = "";
   getnameinfo(info->client_addr, bytes, host, sizeof host, nullptr, 0, NI_NUMERICHOST);
   return host;
+}
+
+/// Tells requests apart, no more: nobody need be unable to guess it.
+std::string new_request_id() {
+  thread_local std::mt19937_64 random{std::random_device{}()};
+  return fmt::format("{:016x}", random());
 }
 
 /// A listening socket.
@@ -142,7 +148,6 @@ HttpResponse answer_of(const HttpRequest& request, Work work) {
 /// One request and its answer.
 struct Exchange {
   HttpRequest request;
-  std::string remote;
   std::optional<FormReader> form;
   std::optional<HttpResponse> refusal;
   std::shared_ptr<LateAnswer> late;
@@ -168,7 +173,8 @@ class HttpServer::State {
         MHD_OPTION_CONNECTION_LIMIT, limits.connections, MHD_OPTION_CONNECTION_TIMEOUT,
         static_cast<unsigned>(limits.stall_time.count()), MHD_OPTION_CONNECTION_MEMORY_LIMIT,
         limits.header_bytes, MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_NOTIFY_COMPLETED, completed, this,
-        MHD_OPTION_NOTIFY_CONNECTION, connection_changed, this, MHD_OPTION_END);
+        MHD_OPTION_NOTIFY_CONNECTION, connection_changed, this, MHD_OPTION_UNESCAPE_CALLBACK, unescape,
+        nullptr, MHD_OPTION_END);
     if (daemon_) return;
     close(listener_);
     fail("the HTTP server cannot start");
@@ -182,6 +188,12 @@ class HttpServer::State {
   }
 
  private:
+  /// A NUL would end the path for us alone: one that has it stays as it was written, and is none that is
+  /// known.
+  static std::size_t unescape(void*, MHD_Connection*, char* text) {
+    return std::strstr(text, "%00") ? std::strlen(text) : MHD_http_unescape(text);
+  }
+
   static void connection_changed(void* self, MHD_Connection* connection, void**,
                                  MHD_ConnectionNotificationCode what) {
     Connections& connections = static_cast<State*>(self)->connections_;
@@ -198,10 +210,12 @@ class HttpServer::State {
     state.connections_.answered(connection);
     if (!exchange) return;
     if (exchange->waker) exchange->waker->release();
+    if (exchange->late && exchange->status == 0 && how != MHD_REQUEST_TERMINATED_DAEMON_SHUTDOWN)
+      exchange->late->abandoned();
     const std::chrono::duration<double> seconds =
         (exchange->status ? exchange->answered : Clock::now()) - exchange->start;
-    state.handler_.finished({exchange->request, exchange->status, seconds.count(),
-                             how == MHD_REQUEST_TERMINATED_COMPLETED_OK, exchange->remote});
+    state.handler_.finished(
+        {exchange->request, exchange->status, seconds.count(), how == MHD_REQUEST_TERMINATED_COMPLETED_OK});
   }
 
   /// Called once after the headers, for each piece of the body, and once after it.
@@ -223,10 +237,10 @@ class HttpServer::State {
   MHD_Result begin(MHD_Connection* connection, const char* url, const char* method, Exchange& exchange) {
     connections_.headers_read(connection);
     HttpRequest& request = exchange.request;
-    request.id = to_hex(random_bytes(8));
+    request.id = new_request_id();
     request.method = std::strcmp(method, "HEAD") == 0 ? "GET" : method;
     request.path = url;
-    exchange.remote = remote_of(connection);
+    request.remote = remote_of(connection);
     MHD_get_connection_values(connection, MHD_HEADER_KIND, add_header, &request.headers);
     MHD_get_connection_values(connection, MHD_GET_ARGUMENT_KIND, add_argument, &request.query);
     request.is_form = lower(request.header("content-type")).starts_with("multipart/form-data");
@@ -276,8 +290,10 @@ class HttpServer::State {
       if (!late) return send(connection, exchange, std::move(response));
       exchange.late = *late;
       exchange.late->start(exchange.waker);
+      connections_.waits(connection, exchange.waker);
     }
     for (;;) {
+      if (exchange.waker->abandoned()) return MHD_NO;
       std::optional<HttpResponse> response;
       HttpResponse failed = answer_of(exchange.request, [&] {
         response = exchange.late->poll();

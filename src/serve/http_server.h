@@ -37,7 +37,6 @@ class HttpHandler {
     int status = 0;      ///< 0: none was sent
     double seconds = 0;  ///< from the headers to the answer
     bool complete = true;
-    std::string remote;
   };
   virtual void finished(const Exchange& exchange) = 0;
   /// The headers that every answer has.

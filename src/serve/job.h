@@ -29,8 +29,9 @@ struct Job {
   std::optional<std::string> enhanced;    ///< the prompt that a language model wrote
   std::optional<std::string> error_code;  ///< of a failed one
   std::optional<std::string> error_message;
-  std::int64_t attempts = 0;  ///< starts since it last got any further
-  std::int64_t bytes = 0;     ///< of the files of a completed one
+  std::int64_t attempts = 0;   ///< starts since it last got any further
+  std::int64_t bytes = 0;      ///< of the files of a completed one
+  std::uint64_t revision = 0;  ///< of the store when this was read: the same one, the same jobs; 0: unknown
 };
 
 /// A new, unguessable id.

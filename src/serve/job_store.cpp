@@ -17,6 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kSchema = 1;
+constexpr std::size_t kKeptInMemory = 256;  // jobs, some 1 KB each but for long prompts
 constexpr const char* kColumns =
     "id, owner, status, priority, created_at, started_at, completed_at, request, has_reference, enhanced, "
     "error_code, error_message, attempts, bytes";
@@ -171,7 +172,15 @@ bool JobStore::change(const std::string& sql, const std::function<void(Statement
   Statement statement = writer_->prepare(sql);
   bind(statement);
   statement.run();
+  changed();
   return writer_->changes() > 0;
+}
+
+/// After a commit: what was read before it may be old.
+void JobStore::changed() {
+  const std::lock_guard lock(found_mutex_);
+  ++revision_;
+  found_.clear();
 }
 
 bool JobStore::add(const Job& job, std::size_t limit) {
@@ -186,7 +195,19 @@ bool JobStore::add(const Job& job, std::size_t limit) {
 }
 
 std::optional<Job> JobStore::find(const std::string& id) {
-  return first("id=?1", [&](Statement& s) { s.bind(1, id); });
+  std::uint64_t revision = 0;
+  {
+    const std::lock_guard lock(found_mutex_);
+    if (const auto known = found_.find(id); known != found_.end()) return known->second;
+    revision = revision_;
+  }
+  std::optional<Job> job = first("id=?1", [&](Statement& s) { s.bind(1, id); });
+  if (!job) return job;
+  job->revision = revision;
+  const std::lock_guard lock(found_mutex_);
+  if (found_.size() >= kKeptInMemory) found_.clear();
+  if (revision == revision_) found_.emplace(id, *job);
+  return job;
 }
 
 JobStore::Page JobStore::list(const std::string& owner, std::size_t limit, bool newest_first,
@@ -229,6 +250,15 @@ std::int64_t JobStore::queue_position(const std::string& id) {
   return select.integer(0);
 }
 
+std::vector<std::string> JobStore::queue() {
+  const std::lock_guard lock(read_mutex_);
+  Statement select =
+      reader_->prepare("SELECT id FROM jobs WHERE status=" + kQueued + " ORDER BY priority DESC, seq");
+  std::vector<std::string> ids;
+  while (select.step()) ids.push_back(select.text(0));
+  return ids;
+}
+
 std::optional<Job> JobStore::take_next() {
   const std::lock_guard lock(write_mutex_);
   for (const std::string& where :
@@ -242,6 +272,7 @@ std::optional<Job> JobStore::take_next() {
     if (!update.step()) continue;
     Job job = job_of(update);
     update.run();
+    changed();
     return job;
   }
   return std::nullopt;

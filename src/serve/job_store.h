@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -34,6 +35,7 @@ class JobStore {
 
   /// A queued job, unless `limit` jobs wait already.
   bool add(const Job& job, std::size_t limit);
+  /// Known jobs are kept in memory until the next change, so that clients who poll cost no query.
   std::optional<Job> find(const std::string& id);
   struct Page {
     std::vector<Job> jobs;
@@ -47,6 +49,8 @@ class JobStore {
   Counts counts();
   /// From 1; 0 when it does not wait.
   std::int64_t queue_position(const std::string& id);
+  /// Those that wait, first the one that goes next.
+  std::vector<std::string> queue();
 
   /// The job to go on with: one that was running when a server stopped, else the first in the queue; it is
   /// in progress and has one more attempt after this.
@@ -80,11 +84,15 @@ class JobStore {
   std::optional<Job> first(const std::string& where, const std::function<void(Statement&)>& bind);
   bool change(const std::string& sql, const std::function<void(Statement&)>& bind);
   void migrate();
+  void changed();
 
   std::filesystem::path directory_;
   int lock_ = -1;
   std::mutex read_mutex_, write_mutex_;  ///< readers do not wait for a commit's sync
   std::optional<Database> reader_, writer_;
+  std::mutex found_mutex_;
+  std::uint64_t revision_ = 1;        ///< changes so far
+  std::map<std::string, Job> found_;  ///< as of this revision
   std::string secret_;
 };
 

@@ -20,6 +20,7 @@ class Keys {
   explicit Keys(const std::filesystem::path& file);
 
   bool required() const { return !keys_.empty(); }
+  std::size_t count() const { return keys_.size(); }
   /// The owner that a key stands for, compared in constant time.
   std::optional<std::string> owner_of(std::string_view key) const;
   bool knows(std::string_view owner) const;

@@ -7,7 +7,7 @@
 namespace magi {
 namespace {
 
-constexpr std::chrono::milliseconds kTell{200};
+constexpr std::chrono::milliseconds kTell{500};
 
 /// Percent of a whole job at which a stage begins and ends: rough shares of a full-size clip's time.
 struct Share {

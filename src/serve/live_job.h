@@ -19,13 +19,15 @@ struct LiveState {
   std::int64_t step = 0, steps = 0;
   int percent = 0;
   std::optional<double> seconds_left;
+
+  bool operator==(const LiveState&) const = default;
 };
 
 /// The progress of one job.
 class LiveJob final : public Progress {
  public:
   /// `refines`: whether there is a refiner stage. `changed`: called by the computing thread after a change
-  /// worth telling, a few times a second at most.
+  /// worth telling, twice a second at most.
   LiveJob(std::string id, bool refines, std::function<void(const LiveState&)> changed);
 
   const std::string& id() const { return id_; }

@@ -36,6 +36,12 @@ void check_host(const HttpRequest& request, const std::vector<std::string>& name
   throw ApiError(421, "unknown_host", "this server does not answer under that name; --allow-host adds one");
 }
 
+std::string forwarded_for(const HttpRequest& request) {
+  std::string address = request.header("x-forwarded-for");
+  address.erase(0, address.find_last_of(", ") + 1);  // npos + 1 is 0
+  return is_address(address) ? address : request.remote;
+}
+
 void check_origin(const HttpRequest& request) {
   if (request.method == "GET") return;
   const std::string site = request.header("sec-fetch-site");

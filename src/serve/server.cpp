@@ -40,10 +40,14 @@ void raise_file_limit() {
 /// What is done again and again.
 class Housekeeper {
  public:
-  Housekeeper(JobStore& store, EventHub& events, std::int64_t keep_seconds, std::int64_t keep_bytes)
-      : store_(store), events_(events), keep_seconds_(keep_seconds), keep_bytes_(keep_bytes), thread_([this] {
-          run();
-        }) {}
+  Housekeeper(JobStore& store, EventHub& events, KeyRing& keys, std::int64_t keep_seconds,
+              std::int64_t keep_bytes)
+      : store_(store),
+        events_(events),
+        keys_(keys),
+        keep_seconds_(keep_seconds),
+        keep_bytes_(keep_bytes),
+        thread_([this] { run(); }) {}
   ~Housekeeper() {
     {
       const std::lock_guard lock(mutex_);
@@ -60,6 +64,7 @@ class Housekeeper {
     do {
       lock.unlock();
       events_.ping();
+      keys_.follow();
       if (std::chrono::steady_clock::now() - tidied >= kTidy) {
         expire();
         tidied = std::chrono::steady_clock::now();
@@ -80,6 +85,7 @@ class Housekeeper {
 
   JobStore& store_;
   EventHub& events_;
+  KeyRing& keys_;
   std::int64_t keep_seconds_, keep_bytes_;
   std::mutex mutex_;
   std::condition_variable stopping_;
@@ -99,7 +105,7 @@ ApiOptions api_options(const ServerOptions& options) {
 class Server::State {
  public:
   State(const CheckpointRoot& root, const ServerOptions& options)
-      : keys_(options.api_key_file ? Keys(*options.api_key_file) : Keys()),
+      : keys_(options.api_key_file.value_or("")),
         store_(options.data),
         engine_(root, options.engine),
         worker_(engine_, store_, events_, options.worker, [this](const std::string& id) { changed(id); }),
@@ -107,13 +113,14 @@ class Server::State {
     store_.sweep();
     http_.emplace(options.host, options.port, options.http, api_);
     worker_.start();
-    housekeeper_.emplace(store_, events_, options.keep_seconds, options.keep_bytes);
-    json_log("listening", {{"host", options.host}, {"port", http_->port()}, {"keys", keys_.required()}});
+    housekeeper_.emplace(store_, events_, keys_, options.keep_seconds, options.keep_bytes);
+    json_log("listening", {{"host", options.host}, {"port", http_->port()}, {"keys", keys_.keys()->count()}});
   }
   ~State() { stop(); }
 
   int port() const { return http_->port(); }
   const Router& router() const { return api_.router(); }
+  void reload_keys() { keys_.reload(); }
 
   void stop() {
     if (stopped_) return;
@@ -139,7 +146,7 @@ class Server::State {
   }
 
   bool stopped_ = false;
-  Keys keys_;
+  KeyRing keys_;
   JobStore store_;
   EventHub events_;
   Engine engine_;
@@ -160,6 +167,9 @@ int Server::port() const {
 }
 const Router& Server::router() const {
   return state_->router();
+}
+void Server::reload_keys() {
+  state_->reload_keys();
 }
 void Server::stop() {
   state_->stop();

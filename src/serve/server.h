@@ -39,6 +39,8 @@ class Server {
 
   int port() const;
   const Router& router() const;
+  /// Reads the keys' file again, which happens by itself some seconds after a change.
+  void reload_keys();
   /// Refuses new jobs, keeps how far the running one is, answers what is being asked, returns when all
   /// is quiet.
   void stop();

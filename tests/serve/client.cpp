@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "serve/client.h"
 
+#include <arpa/inet.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -37,12 +38,15 @@ std::string Reply::error_param() const {
   return j.is_object() && j.contains("error") && j["error"]["param"].is_string() ? j["error"]["param"] : "";
 }
 
-Connection::Connection(int port) : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-  sockaddr_in to{};
+Connection::Connection(int port, const char* from) : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+  sockaddr_in to{}, own{};
+  own.sin_family = AF_INET;
+  inet_pton(AF_INET, from, &own.sin_addr);
   to.sin_family = AF_INET;
   to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   to.sin_port = htons(static_cast<std::uint16_t>(port));
-  if (fd_ < 0 || connect(fd_, reinterpret_cast<sockaddr*>(&to), sizeof to) != 0) {
+  if (fd_ < 0 || bind(fd_, reinterpret_cast<sockaddr*>(&own), sizeof own) != 0 ||
+      connect(fd_, reinterpret_cast<sockaddr*>(&to), sizeof to) != 0) {
     if (fd_ >= 0) close(fd_);
     throw std::runtime_error("no connection to the server");
   }
@@ -126,11 +130,11 @@ Reply Connection::receive(bool head, double seconds) {
 }
 
 Reply request(int port, const std::string& method, const std::string& path, const std::string& body,
-              const Headers& headers) {
+              const Headers& headers, const char* from) {
   std::string text = fmt::format("{} {} HTTP/1.1\r\nHost: 127.0.0.1:{}\r\n", method, path, port);
   for (const auto& [name, value] : headers) text += fmt::format("{}: {}\r\n", name, value);
   if (!body.empty()) text += fmt::format("Content-Length: {}\r\n", body.size());
-  Connection connection(port);
+  Connection connection(port, from);
   connection.send(text + "\r\n" + body);
   return connection.receive(method == "HEAD", kPatience);
 }

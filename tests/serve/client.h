@@ -21,7 +21,8 @@ struct Reply {
 
 class Connection {
  public:
-  explicit Connection(int port);
+  /// `from`: an address of this machine's own; the server takes it for the client's.
+  explicit Connection(int port, const char* from = "127.0.0.1");
   ~Connection();
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
@@ -44,7 +45,7 @@ using Headers = std::vector<std::pair<std::string, std::string>>;
 
 /// One request on a connection of its own, with Host and, where there is a body, Content-Length.
 Reply request(int port, const std::string& method, const std::string& path, const std::string& body = "",
-              const Headers& headers = {});
+              const Headers& headers = {}, const char* from = "127.0.0.1");
 Reply post_json(int port, const std::string& path, const nlohmann::json& body, const Headers& headers = {});
 
 /// A multipart/form-data body with the boundary "edge"; parts with a file name are files.

@@ -60,6 +60,61 @@ TEST_F(GuardTest, KeysCookiesAndOwners) {
   EXPECT_EQ(request(port(), "GET", "/v1/videos/" + id, "", browser).status, 401) << "but not its key";
 }
 
+TEST_F(GuardTest, WrongKeysAreLimitedByAddress) {
+  options_.api_key_file = directory_.write("keys", "alice-0123456789 alice\n");
+  start();
+  const Headers right{{"Authorization", "Bearer alice-0123456789"}}, wrong{{"Authorization", "Bearer guess"}};
+  const std::string cookie =
+      post_json(port(), "/v1/session", {{"key", "alice-0123456789"}}).headers.at("set-cookie");
+  for (int i = 0; i < 3 * LoginLimit::kBurst; ++i) {  // neither right keys nor none at all count
+    EXPECT_EQ(request(port(), "GET", "/v1/models", "", right).status, 200);
+    EXPECT_EQ(request(port(), "GET", "/v1/models").status, 401);
+  }
+  for (int i = 0; i < LoginLimit::kBurst; ++i)
+    EXPECT_EQ(i % 2 ? post_json(port(), "/v1/session", {{"key", "guess"}}).status
+                    : request(port(), "GET", "/v1/models", "", wrong).status,
+              401)
+        << i;
+  for (const Headers& headers : {wrong, right}) {  // a right guess is not told either
+    const Reply limited = request(port(), "GET", "/v1/models", "", headers);
+    EXPECT_EQ(limited.status, 429);
+    EXPECT_EQ(limited.error_code(), "too_many_attempts");
+    EXPECT_EQ(limited.json()["error"]["type"], "rate_limit_error");
+    EXPECT_GT(std::stoi(limited.headers.at("retry-after")), 0);
+  }
+  EXPECT_EQ(post_json(port(), "/v1/session", {{"key", "alice-0123456789"}}).status, 429);
+  EXPECT_EQ(request(port(), "GET", "/v1/models", "", right, "127.0.0.2").status, 200) << "from elsewhere";
+  EXPECT_EQ(request(port(), "GET", "/v1/models", "", {{"Cookie", cookie.substr(0, cookie.find(';'))}}).status,
+            200)
+      << "who is signed in stays so";
+  Headers claims = right;
+  claims.emplace_back("X-Forwarded-For", "192.0.2.1");
+  EXPECT_EQ(request(port(), "GET", "/v1/models", "", claims).status, 429) << "believed without a proxy";
+  options_.api.behind_proxy = true;
+  restart();
+  Headers guess = wrong;
+  guess.emplace_back("X-Forwarded-For", "192.0.2.1");
+  for (int i = 0; i <= LoginLimit::kBurst; ++i) request(port(), "GET", "/v1/models", "", guess);
+  EXPECT_EQ(request(port(), "GET", "/v1/models", "", claims).status, 429);
+  claims.back().second = "192.0.2.1, 192.0.2.2";
+  EXPECT_EQ(request(port(), "GET", "/v1/models", "", claims).status, 200);
+}
+
+TEST_F(GuardTest, KeysChangeWhileItRuns) {
+  options_.api_key_file = directory_.write("keys", "alice-0123456789 alice\n");
+  start();
+  const auto status = [&](const char* key) {
+    return request(port(), "GET", "/v1/models", "", {{"Authorization", std::string("Bearer ") + key}}).status;
+  };
+  directory_.write("keys", "bob-0123456789ab bob\n");
+  server_->reload_keys();
+  EXPECT_EQ(status("bob-0123456789ab"), 200);
+  EXPECT_EQ(status("alice-0123456789"), 401);
+  directory_.write("keys", "short\n");
+  server_->reload_keys();
+  EXPECT_EQ(status("bob-0123456789ab"), 200) << "a bad file changes nothing";
+}
+
 TEST_F(GuardTest, StrictHeadersAndModels) {
   start();
   const Reply page = request(port(), "GET", "/");

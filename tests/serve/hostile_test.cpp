@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Requests that no well-meaning client sends: 4xx or a closed connection, never a crash, a leak or a 5xx.
+#include <atomic>
 #include <random>
 
 #include "serve/secret.h"
@@ -136,6 +137,73 @@ TEST_F(HostileTest, FormsThatAreNone) {
             "input_reference");
   EXPECT_EQ(files(), std::vector<std::string>());
   expect_alive();
+}
+
+TEST_F(HostileTest, PicturesThatAreTraps) {
+  const std::filesystem::path data = std::filesystem::path(MAGI2_SOURCE_DIR) / "tests/media/data";
+  const auto with_picture = [&](const std::string& picture) {
+    return form(form_body({{"prompt", "a", ""}, {"input_reference", picture, "a.png"}}));
+  };
+  const std::string jpeg = bytes_of(data / "ycc420.jpg");
+  for (const std::string& picture :
+       {bytes_of(data / "bomb.png"), bytes_of(data / "picture.gif"), jpeg.substr(0, jpeg.size() / 2),
+        jpeg.substr(0, jpeg.size() - 2), std::string("<svg xmlns=\"http://www.w3.org/2000/svg\"/>")}) {
+    const Reply reply = with_picture(picture);
+    EXPECT_EQ(reply.status, 400) << reply.body;
+    EXPECT_EQ(reply.error_param(), "input_reference");
+  }
+  EXPECT_EQ(files(), std::vector<std::string>());
+  for (const char* good : {"orientation6.jpg", "animated.webp", "palette_alpha.png"})
+    EXPECT_EQ(with_picture(bytes_of(data / good)).status, 200) << good;
+  expect_alive();
+}
+
+TEST_F(HostileTest, OddFormsOfGoodRequests) {
+  const std::string id = created(small()), path = "/v1/videos/" + id;
+  EXPECT_EQ(request(port(), "GET", "/v1/videos/%76ideo_" + id.substr(6)).json()["id"], id) << "%76 is v";
+  EXPECT_EQ(request(port(), "GET", "/v1/videos/%20" + id).status, 404);
+  EXPECT_EQ(request(port(), "GET", path + "%00").status, 404);
+  EXPECT_EQ(request(port(), "GET", path + "/").status, 404);
+  EXPECT_EQ(request(port(), "GET", path + "?limit=1&limit=2&&=&%").json()["id"], id);
+  for (const char* p : {"", "/content", "/events"}) {
+    const Reply head = request(port(), "HEAD", path + p);
+    EXPECT_EQ(head.status, std::string_view(p) == "/content" ? 409 : 200) << p;
+    EXPECT_EQ(head.body, "");
+  }
+  for (const char* number :
+       {"nan", "inf", "-inf", "1e999", "0x10", "1e", "+1", " 1", "1 ", "1,5", "99999999999"})
+    EXPECT_EQ(post_json(port(), "/v1/videos", small({{"seconds", number}})).error_param(), "seconds")
+        << number;
+  for (const char* method : {"PATCH", "OPTIONS", "HEAD"})
+    EXPECT_GE(request(port(), method, "/v1/session/x").status, 400) << method;
+  EXPECT_EQ(request(port(), "DELETE", path).status, 200);
+  EXPECT_EQ(request(port(), "DELETE", path).status, 404) << "twice";
+  EXPECT_EQ(request(port(), "POST", path + "/cancel").status, 404);
+  expect_alive();
+}
+
+TEST_F(HostileTest, GuessedKeysFromManyConnections) {
+  server_.reset();
+  options_.api_key_file = directory_.write("keys", "alice-0123456789 alice\n");
+  start();
+  std::atomic<int> refused{0}, limited{0}, other{0};
+  std::vector<std::thread> guessers;
+  for (int t = 0; t < 8; ++t)
+    guessers.emplace_back([&, t] {
+      for (int i = 0; i < 25; ++i) {
+        const std::string guess = fmt::format("Bearer guess-{}-{}", t, i);
+        const int status = request(port(), "GET", "/v1/videos", "", {{"Authorization", guess}}).status;
+        ++(status == 401 ? refused : status == 429 ? limited : other);
+      }
+    });
+  for (std::thread& guesser : guessers) guesser.join();
+  EXPECT_EQ(other, 0);
+  EXPECT_GE(refused, LoginLimit::kBurst);
+  EXPECT_LE(refused, LoginLimit::kBurst + 10) << "one more in 6 s";
+  EXPECT_EQ(
+      request(port(), "GET", "/v1/videos", "", {{"Authorization", "Bearer alice-0123456789"}}, "127.0.0.2")
+          .status,
+      200);
 }
 
 TEST_F(HostileTest, ChunksAndPipelines) {

@@ -112,13 +112,16 @@ TEST_F(RecoveryTest, AJobThatAlwaysEndsTheServerIsGivenUp) {
 /// The program itself, which can be killed.
 class Program {
  public:
-  Program(const fs::path& root, const fs::path& data, const fs::path& log) : log_(log) {
+  Program(const fs::path& root, const fs::path& data, const fs::path& log,
+          const std::vector<std::string>& options = {})
+      : log_(log) {
     fs::remove(log);
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, log.c_str(), O_WRONLY | O_CREAT, 0600);
     std::vector<std::string> words{MAGI2_PROGRAM,        "serve", "-m", root, "--data", data, "--port", "0",
                                    "--checkpoint-every", "1"};
+    words.insert(words.end(), options.begin(), options.end());
     std::vector<char*> argv;
     for (std::string& word : words) argv.push_back(word.data());
     argv.push_back(nullptr);
@@ -143,6 +146,7 @@ class Program {
     }
     return port_;
   }
+  void tell(int signal) const { kill(pid_, signal); }
   /// The exit status, or minus the signal.
   int end(int signal) {
     kill(pid_, signal);
@@ -157,6 +161,26 @@ class Program {
   pid_t pid_ = -1;
   int port_ = 0;
 };
+
+TEST_F(RecoveryTest, AHangUpReadsTheKeysAgain) {
+  const std::string keys = directory_.write("keys", "alice-0123456789 alice\n").string();
+  Program program(model_->path() / "root", directory_ / "data", directory_ / "log", {"--api-key-file", keys});
+  const int port = program.port();
+  ASSERT_NE(port, 0);
+  const auto status = [&](const char* key) {
+    return request(port, "GET", "/v1/models", "", {{"Authorization", std::string("Bearer ") + key}}).status;
+  };
+  EXPECT_EQ(status("alice-0123456789"), 200);
+  directory_.write("keys", "bob-0123456789ab bob\n");
+  program.tell(SIGHUP);
+  for (int i = 0; i < 300 && status("alice-0123456789") != 401; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_EQ(status("bob-0123456789ab"), 200);
+  EXPECT_EQ(program.end(SIGTERM), 0);
+  Program without(model_->path() / "root", directory_ / "other", directory_ / "log");
+  ASSERT_NE(without.port(), 0);
+  EXPECT_EQ(without.end(SIGHUP), 0) << "a closed terminal ends it";
+}
 
 /// Asks for clips until the server is gone; what was accepted goes into `jobs`: id → its request.
 void ask(int port, const std::string& picture, std::mt19937& random, std::map<std::string, std::string>& jobs,

@@ -248,6 +248,49 @@ TEST_F(ApiTest, EventsTellAllUntilTheEnd) {
   EXPECT_NE(late.body.find("event: done"), std::string::npos);
 }
 
+TEST_F(ApiTest, WhoWaitsIsToldWhenItMovesOn) {
+  options_.worker.paused = true;
+  start();
+  const std::string first = created(small()), second = created(small()), third = created(small());
+  Connection events(port());
+  events.send("GET /v1/videos/" + third + "/events HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  const auto position = [&] {
+    events.read_until("event: progress\ndata: ");
+    const Json progress = Json::parse(events.read_until("\n"));
+    EXPECT_EQ(progress["status"], "queued");
+    return progress["queue_position"].get<int>();
+  };
+  EXPECT_NE(events.read_until("\n\n\r\n").find("\"queue_position\":3"), std::string::npos);
+  request(port(), "DELETE", "/v1/videos/" + first);
+  EXPECT_EQ(position(), 2);
+  created(small({{"priority", 1}}));
+  EXPECT_EQ(position(), 3);
+  request(port(), "POST", "/v1/videos/" + second + "/cancel");
+  EXPECT_EQ(position(), 2);
+}
+
+TEST_F(ApiTest, WhoLeavesASyncRequestCancelsIt) {
+  options_.worker.paused = true;
+  start();
+  const std::string body = small().dump();
+  std::string id;
+  {
+    Connection gone(port());
+    gone.send("POST /v1/videos/sync HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" +
+              fmt::format("Content-Length: {}\r\n\r\n", body.size()) + body);
+    for (int i = 0; i < 1000 && id.empty(); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      const Json list = request(port(), "GET", "/v1/videos").json()["data"];
+      if (!list.empty()) id = list[0]["id"];
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(600));  // who waits is not taken for one who left
+    EXPECT_EQ(video(id)["status"], "queued");
+  }
+  EXPECT_EQ(wait_for(id)["status"], "cancelled");
+  const std::string kept = created(small());  // an ordinary request does not hang on its connection
+  EXPECT_EQ(video(kept)["status"], "queued");
+}
+
 TEST_F(ApiTest, SyncWaitsForTheFile) {
   start();
   const Reply reply = post_json(port(), "/v1/videos/sync", small());

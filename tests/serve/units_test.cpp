@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 
 #include "serve/api_error.h"
+#include "serve/events.h"
 #include "serve/job.h"
+#include "serve/key_ring.h"
 #include "serve/keys.h"
+#include "serve/login_limit.h"
 #include "serve/origin.h"
 #include "serve/ranges.h"
 #include "serve/router.h"
@@ -57,6 +60,69 @@ TEST(Keys, BadFilesAreRefusedWithoutShowingAKey) {
       EXPECT_EQ(std::string(error.what()).find("0123456789abcdef"), std::string::npos);
     }
   }
+}
+
+TEST(KeyRing, FollowsItsFileAndKeepsTheOldKeysOfABadOne) {
+  const TempDir directory;
+  const std::filesystem::path file = directory.write("keys", "0123456789abcdef old\n");
+  KeyRing ring(file);
+  const auto before = ring.keys();
+  const auto knows = [&](const char* key) { return ring.keys()->owner_of(key).has_value(); };
+  ring.follow();
+  EXPECT_EQ(ring.keys(), before) << "the same file is not read again";
+  directory.write("keys", "# nobody any more\n");
+  ring.follow();
+  EXPECT_TRUE(knows("0123456789abcdef")) << "a file without a key";
+  std::filesystem::remove(file);
+  ring.reload();
+  EXPECT_TRUE(knows("0123456789abcdef")) << "no file";
+  directory.write("keys", "fedcba9876543210 new\n");
+  ring.follow();
+  EXPECT_TRUE(knows("fedcba9876543210"));
+  EXPECT_FALSE(knows("0123456789abcdef"));
+  EXPECT_TRUE(before->owner_of("0123456789abcdef")) << "who holds the old ones goes on with them";
+  EXPECT_FALSE(KeyRing("").keys()->required());
+  expect_error([&] { KeyRing(directory / "missing"); }, "cannot be read");
+}
+
+TEST(LoginLimit, SomeAtOnceThenSlowly) {
+  LoginLimit limit;
+  const LoginLimit::Clock::time_point start{std::chrono::hours(1)};
+  const auto refill = LoginLimit::kRefill;
+  for (int i = 0; i < LoginLimit::kBurst; ++i) EXPECT_EQ(limit.take("192.0.2.1", start), 0);
+  EXPECT_EQ(limit.take("192.0.2.1", start), refill.count());
+  EXPECT_EQ(limit.take("192.0.2.2", start), 0) << "somebody else";
+  EXPECT_EQ(limit.take("::ffff:192.0.2.1", start), refill.count()) << "the same in another notation";
+  EXPECT_EQ(limit.take("192.0.2.1", start + refill - std::chrono::seconds(1)), 1);
+  EXPECT_EQ(limit.take("192.0.2.1", start + refill), 0);
+  EXPECT_GT(limit.take("192.0.2.1", start + refill), 0);
+  limit.give_back("192.0.2.1");
+  EXPECT_EQ(limit.take("192.0.2.1", start + refill), 0);
+  for (int i = 0; i < LoginLimit::kBurst; ++i) EXPECT_EQ(limit.take("192.0.2.1", start + 100 * refill), 0);
+  EXPECT_GT(limit.take("192.0.2.1", start + 100 * refill), 0) << "no more than a burst is saved up";
+
+  for (int i = 0; i < LoginLimit::kBurst; ++i) limit.take("2001:db8::" + std::to_string(i + 1), start);
+  EXPECT_GT(limit.take("2001:db8::ffff", start), 0) << "one /64 is one subscriber";
+  EXPECT_EQ(limit.take("2001:db8:0:1::1", start), 0);
+  // A crowd of addresses takes no more memory, and locks nobody out.
+  for (int i = 0; i < 50'000; ++i)
+    limit.take(fmt::format("10.{}.{}.{}", i >> 16, (i >> 8) & 255, i & 255), start + refill);
+  EXPECT_EQ(limit.take("198.51.100.1", start + refill), 0);
+  EXPECT_LT(sizeof(LoginLimit), 64U << 10);
+}
+
+TEST(EventStream, AStatusIsNewerThanTheProgressBeforeIt) {
+  EventStream stream;
+  const auto put = [&](EventKind kind, const char* text) {
+    stream.put(kind, std::make_shared<const std::string>(text));
+  };
+  put(EventKind::progress, "a waiting job's place");
+  put(EventKind::status, "it runs;");
+  EXPECT_EQ(stream.next(), "it runs;");
+  put(EventKind::progress, "first");
+  put(EventKind::progress, "second");
+  EXPECT_EQ(stream.next(), "second");
+  EXPECT_EQ(stream.next(), "");
 }
 
 TEST(Sessions, HoldForAWhileAndCannotBeMadeUp) {
@@ -116,6 +182,20 @@ TEST(Origin, ChangesComeFromTheOwnPage) {
   EXPECT_EQ(status("POST", "null", ""), 403);
   EXPECT_EQ(status("DELETE", "", "cross-site"), 403);
   EXPECT_EQ(status("POST", "", "same-site"), 403);
+}
+
+TEST(Origin, AddressesBehindAProxy) {
+  const auto address = [](const std::string& header) {
+    HttpRequest request;
+    request.remote = "127.0.0.1";
+    request.headers["x-forwarded-for"] = header;
+    return forwarded_for(request);
+  };
+  EXPECT_EQ(address("192.0.2.7"), "192.0.2.7");
+  EXPECT_EQ(address("10.0.0.1, 2001:db8::1"), "2001:db8::1") << "what stands before it was the client's word";
+  EXPECT_EQ(address("10.0.0.1,192.0.2.7"), "192.0.2.7");
+  for (const char* none : {"", "unknown", "192.0.2.7:80", "192.0.2.7,", "<script>"})
+    EXPECT_EQ(address(none), "127.0.0.1") << none;
 }
 
 TEST(Ranges, AsTheRfcHasThem) {
