@@ -2,6 +2,8 @@
 // Tests that every rank runs: mpirun starts test_ranks several times, and each process runs the same tests.
 #pragma once
 
+#include <random>
+
 #include "comm/world.h"
 #include "support/backend.h"
 
@@ -13,6 +15,14 @@ World& world();
 /// Scratch memory of this rank, on the host full of NaN, or on a GPU of its own ($MAGI2_TEST_DEVICE).
 inline Arena rank_arena(std::size_t bytes = std::size_t{4} << 30) {
   return tests_on_cuda() ? make_cuda_arena(world().local_rank(), bytes) : test_arena(bytes);
+}
+
+inline Tensor random_normal(unsigned seed, const Shape& shape) {
+  std::mt19937 engine(seed);
+  std::normal_distribution<float> distribution;
+  Tensor t = Tensor::empty(DType::f32, shape);
+  for (float& v : t.values<float>()) v = distribution(engine);
+  return t;
 }
 
 }  // namespace magi

@@ -2,8 +2,6 @@
 // The refiner over ranks gives the bits of one rank: golden clips, and grids that no number of ranks divides.
 #include <gtest/gtest.h>
 
-#include <random>
-
 #include "io/checkpoint.h"
 #include "io/config.h"
 #include "ranks/ranks_testing.h"
@@ -19,14 +17,6 @@ bool same_bytes(const Tensor& a, const Tensor& b) {
 
 Tensor first_of(const Tensor& t) {
   return t.reshape(Shape(t.shape().begin() + 1, t.shape().end()));
-}
-
-Tensor normal(unsigned seed, const Shape& shape) {
-  std::mt19937 engine(seed);
-  std::normal_distribution<float> distribution;
-  Tensor t = Tensor::empty(DType::f32, shape);
-  for (float& v : t.values<float>()) v = distribution(engine);
-  return t;
 }
 
 RefinerConfig golden_config() {
@@ -94,9 +84,9 @@ TEST_P(GoldenRefinerRanks, AnyGridAndAnyTextHaveTheBitsOfOneRank) {
   unsigned seed = 1;
   for (const Case& c : cases) {
     const auto model = backend.refiner(c.config, GetParam());
-    const Tensor latent = normal(++seed, {c.config.channels.video, c.grid.t, c.grid.h, c.grid.w}),
-                 audio = normal(++seed, {c.audio, c.config.channels.audio}),
-                 text = normal(++seed, {c.text, c.config.channels.text});
+    const Tensor latent = random_normal(++seed, {c.config.channels.video, c.grid.t, c.grid.h, c.grid.w}),
+                 audio = random_normal(++seed, {c.audio, c.config.channels.audio}),
+                 text = random_normal(++seed, {c.text, c.config.channels.text});
     const auto velocity = [&](const Parallel& parallel) {
       return RefinerRun(*backend.ops, *model, c.grid, c.audio, text, GetParam(), parallel)
           .velocity(latent, audio);

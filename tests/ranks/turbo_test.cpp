@@ -2,8 +2,6 @@
 // Decoders over ranks: rank 0 gets the frames of one rank, bit for bit, in order.
 #include <gtest/gtest.h>
 
-#include <random>
-
 #include "model/parallel.h"
 #include "model/turbo_decoder.h"
 #include "ranks/ranks_testing.h"
@@ -12,14 +10,6 @@
 
 namespace magi {
 namespace {
-
-Tensor normal(unsigned seed, const Shape& shape) {
-  std::mt19937 engine(seed);
-  std::normal_distribution<float> distribution;
-  Tensor t = Tensor::empty(DType::f32, shape);
-  for (float& v : t.values<float>()) v = distribution(engine);
-  return t;
-}
 
 class GoldenTurboRanks : public testing::TestWithParam<DType> {};
 
@@ -40,7 +30,7 @@ TEST_P(GoldenTurboRanks, FramesOfOneRank) {
                         {decoder.config().first_chunk + 2, reach + 3, 5, TurboTiling{2, 2}}};
   unsigned seed = 1;
   for (const Case& c : cases) {
-    const Tensor latent = normal(++seed, {48, c.latents, c.height, c.width});
+    const Tensor latent = random_normal(++seed, {48, c.latents, c.height, c.width});
     if (c.tiling) decoder.set_tiling(*c.tiling);
     const auto decode = [&](const Group& ranks) {
       std::vector<std::uint8_t> pixels;
@@ -71,7 +61,7 @@ TEST(GoldenTurboRanksEnd, AFailingSinkEndsOnAllRanks) {
   const auto ops = make_ops(arena);
   const Group all = data_group(world(), *ops);
   const TurboDecoder decoder = TurboDecoder::load(*ops, golden_model("turbo_vae"), DType::f32);
-  const Tensor latent = normal(1, {48, 12, 1, 2});
+  const Tensor latent = random_normal(1, {48, 12, 1, 2});
   int calls = 0;
   const auto decode = [&] {
     decoder.decode(
