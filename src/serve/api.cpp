@@ -85,7 +85,9 @@ void Api::add_sessions() {
   router_.add({"GET", "/v1/session", false, false, [this](HttpRequest& request, const std::string&) {
                  const bool required = keys_.keys()->required();
                  const bool known = !required || owner_of(request).has_value();
-                 return HttpResponse::json(dump({{"keys_required", required}, {"authenticated", known}}));
+                 return HttpResponse::json(dump({{"keys_required", required},
+                                                 {"authenticated", known},
+                                                 {"can_enhance", options_.limits.can_enhance}}));
                }});
   router_.add({"POST", "/v1/session", false, true,
                [this](HttpRequest& request, const std::string&) { return log_in(request); }});

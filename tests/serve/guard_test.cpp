@@ -37,7 +37,7 @@ TEST_F(GuardTest, KeysCookiesAndOwners) {
   EXPECT_EQ(request(port(), "GET", "/v1/videos?after=" + id, "", bob).status, 400);
 
   EXPECT_EQ(request(port(), "GET", "/v1/session").json(),
-            (Json{{"keys_required", true}, {"authenticated", false}}));
+            (Json{{"keys_required", true}, {"authenticated", false}, {"can_enhance", false}}));
   EXPECT_EQ(post_json(port(), "/v1/session", {{"key", "wrong"}}).status, 401);
   EXPECT_EQ(post_json(port(), "/v1/session", {{"key", 1}}).status, 400);
   const Reply session = post_json(port(), "/v1/session", {{"key", "alice-0123456789"}});

@@ -35,6 +35,7 @@ function leave() {
   cards.clear();
   $('clips').replaceChildren();
   $('sign-out').hidden = true;
+  document.title = 'magi2';
   show('sign-in-page');
   $('key').focus();
 }
@@ -75,6 +76,12 @@ function report(error) {
 
 // ---------------------------------------------------------------- in step with the server
 
+/** How far it is, for who looks at another tab. */
+function showTitle() {
+  const running = [...cards.values()].find((card) => card.video.status === 'in_progress');
+  document.title = running ? `${running.video.progress} % · magi2` : 'magi2';
+}
+
 function closeStream() {
   stream?.source.close();
   stream = null;
@@ -93,7 +100,10 @@ function follow() {
     if (stream?.source === source && cards.has(id)) handle(JSON.parse(event.data));
   });
   on('status', take);
-  on('progress', (progress) => cards.get(id).update(progress));
+  on('progress', (progress) => {
+    cards.get(id).update(progress);
+    showTitle();
+  });
   on('preview', (preview) => cards.get(id).showFrame(preview.image));
   on('done', (video) => {
     closeStream();
@@ -118,6 +128,7 @@ async function refresh() {
     }
     $('empty').hidden = cards.size > 0;
     follow();
+    showTitle();
   } catch (error) {
     report(error);
   }
@@ -178,10 +189,11 @@ const kActions = {
 };
 
 async function enter() {
-  const {keys_required: keyed, authenticated} = await api.session();
+  const {keys_required: keyed, authenticated, can_enhance: enhances} = await api.session();
   connected(true);
   if (keyed && !authenticated) return leave();
   $('sign-out').hidden = !keyed;
+  $('enhance-field').hidden = !enhances;
   oldest = null;
   show('studio');
   await refresh();

@@ -18,11 +18,21 @@ const kStages = {
 
 export const isActive = (video) => video.status === 'queued' || video.status === 'in_progress';
 
+/** No finer than an estimate can be. */
 function duration(seconds) {
   const s = Math.max(1, Math.round(seconds));
-  if (s < 60) return `${s} s`;
-  if (s < 3600) return `${Math.floor(s / 60)} min ${s % 60} s`;
+  if (s < 20) return `${s} s`;
+  if (s < 60) return `${Math.round(s / 5) * 5} s`;
+  if (s < 600) return `${Math.floor(s / 60)} min ${Math.floor(s % 60 / 10) * 10} s`;
+  if (s < 3600) return `${Math.round(s / 60)} min`;
   return `${Math.floor(s / 3600)} h ${Math.floor(s % 3600 / 60)} min`;
+}
+
+function when(seconds) {
+  const date = new Date(seconds * 1000), now = new Date();
+  if (date.toDateString() === now.toDateString()) return date.toLocaleTimeString([], {timeStyle: 'short'});
+  const year = date.getFullYear() === now.getFullYear() ? undefined : 'numeric';
+  return date.toLocaleString([], {month: 'short', day: 'numeric', year, hour: 'numeric', minute: '2-digit'});
 }
 
 function stateOf(video) {
@@ -31,9 +41,9 @@ function stateOf(video) {
       return video.queue_position > 1 ? `Waiting, number ${video.queue_position} in the queue` : 'Next in the queue';
     case 'in_progress': {
       const parts = [kStages[video.stage] ?? video.stage ?? 'Starting'];
-      if (video.steps > 1) parts.push(`${video.step} of ${video.steps}`);
+      if (video.steps > 1) parts[0] += `, ${video.step} of ${video.steps}`;
       if (video.seconds_left > 0) parts.push(`about ${duration(video.seconds_left)} left`);
-      return parts.join(', ');
+      return parts.join(' · ');
     }
     case 'failed':
       return `Failed: ${video.error?.message ?? 'no reason was given'}`;
@@ -48,8 +58,12 @@ function factsOf(video) {
   const parts = [video.size.replace('x', '×'), `${video.seconds} s`, `seed ${video.seed}`];
   if (video.num_inference_steps) parts.push(`${video.num_inference_steps} steps`);
   if (!video.audio) parts.push('silent');
-  parts.push(new Date(video.created_at * 1000).toLocaleString([], {dateStyle: 'medium', timeStyle: 'short'}));
-  return parts.join(' · ');
+  parts.push(when(video.created_at));
+  return parts.flatMap((part, i) => {
+    const span = document.createElement('span');  // lines break between parts alone
+    span.textContent = part;
+    return i ? [' · ', span] : [span];
+  });
 }
 
 export class Card {
@@ -67,7 +81,7 @@ export class Card {
     this.element.dataset.id = video.id;
     this.title.textContent = video.prompt;
     this.title.title = video.prompt;
-    find('.facts').textContent = factsOf(video);
+    find('.facts').replaceChildren(...factsOf(video));
     this.progress.setAttribute('aria-label', `Progress of “${video.prompt.slice(0, 60)}”`);
     for (const [name, button] of Object.entries(this.buttons))
       button.setAttribute('aria-label', `${button.textContent}: ${video.prompt.slice(0, 60)}`);

@@ -83,7 +83,7 @@ export function fill(video, pictureBlob) {
   fields.size.value = video.preset ? '' : video.size;
   sizeField.hidden = shape.value !== 'custom';
   fields.audio.checked = video.audio;
-  fields.enhance.checked = video.enhance;
+  fields.enhance.checked = video.enhance && !fields.enhance.closest('.field').hidden;
   setPicture(pictureBlob, 'picture');
   fields.prompt.focus();
   form.scrollIntoView({block: 'nearest'});

@@ -69,6 +69,8 @@ test('from a prompt to a playing video', async () => {
   await page.getByRole('button', {name: 'Make the clip'}).click();
   const clip = card(page, 'A fox in the snow');
   await clip.locator('.screen img[src^="data:image/jpeg"]').waitFor();  // a frame of what the latents predict so far
+  await clip.getByText(/ left$/).waitFor();
+  assert.match(await page.title(), /^\d+ % · magi2$/);
   await page.screenshot({path: 'running.png'});
   const first = await clip.locator('.screen img').getAttribute('src');
   await page.waitForFunction(([id, src]) => {
