@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "run/request.h"
+#include "serve/errands.h"
 #include "serve/events.h"
 #include "serve/http_server.h"
 #include "serve/job_store.h"
@@ -52,6 +53,7 @@ class Api final : public HttpHandler {
   void add_sessions();
 
   HttpResponse create(HttpRequest& request, bool wait);
+  HttpResponse created(HttpRequest& request, bool wait);
   HttpResponse list(const HttpRequest& request);
   HttpResponse content(const HttpRequest& request, const std::string& id);
   HttpResponse events(const HttpRequest& request, const std::string& id);
@@ -96,6 +98,8 @@ class Api final : public HttpHandler {
 
   std::mutex queue_mutex_;          ///< events of waiting jobs go out in the order of the changes
   std::vector<std::string> queue_;  ///< as it was told last
+
+  Errands errands_;  ///< last, since what it does needs the others
 };
 
 }  // namespace magi

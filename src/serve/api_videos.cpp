@@ -165,7 +165,19 @@ Job Api::add_job(HttpRequest& request) {
   return job;
 }
 
+/// A picture can take a second to check, in which nobody else may have to wait. Which request has one is
+/// known only once it is parsed, so all of them go this way.
 HttpResponse Api::create(HttpRequest& request, bool wait) {
+  auto own = std::make_shared<HttpRequest>();
+  own->owner = request.owner;
+  own->is_form = request.is_form;
+  own->body = std::move(request.body);
+  own->fields = std::move(request.fields);
+  own->files = std::move(request.files);
+  return errands_.run([this, own, wait] { return created(*own, wait); });
+}
+
+HttpResponse Api::created(HttpRequest& request, bool wait) {
   const Job job = add_job(request);
   if (!wait) return HttpResponse::json(view(job));
   HttpRequest asked;

@@ -280,29 +280,37 @@ class HttpServer::State {
   MHD_Result finish(MHD_Connection* connection, Exchange& exchange) {
     connections_.request_read(connection);
     if (!exchange.waker) exchange.waker = std::make_shared<ConnectionWaker>(connection);
-    if (!exchange.late) {
-      HttpResponse response =
-          exchange.refusal ? std::move(*exchange.refusal) : answer_of(exchange.request, [&] {
-            if (exchange.form) exchange.form->finish();
-            return handler_.answer(exchange.request);
-          });
-      const auto* late = std::get_if<std::shared_ptr<LateAnswer>>(&response.body);
-      if (!late) return send(connection, exchange, std::move(response));
-      exchange.late = *late;
-      exchange.late->start(exchange.waker);
-      connections_.waits(connection, exchange.waker);
+    std::optional<HttpResponse> response;
+    if (exchange.refusal) {
+      response = std::move(exchange.refusal);
+    } else if (!exchange.late) {
+      response = answer_of(exchange.request, [&] {
+        if (exchange.form) exchange.form->finish();
+        return handler_.answer(exchange.request);
+      });
     }
     for (;;) {
+      if (response) {
+        const auto* late = std::get_if<std::shared_ptr<LateAnswer>>(&response->body);
+        if (!late) return send(connection, exchange, *std::move(response));
+        exchange.late = *late;
+        exchange.late->start(exchange.waker);
+        connections_.waits(connection, exchange.waker);
+      }
       if (exchange.waker->abandoned()) return MHD_NO;
-      std::optional<HttpResponse> response;
-      HttpResponse failed = answer_of(exchange.request, [&] {
-        response = exchange.late->poll();
-        return HttpResponse{};
-      });
-      if (failed.status != 200) response = std::move(failed);
-      if (response) return send(connection, exchange, *std::move(response));
-      if (exchange.waker->suspend()) return MHD_YES;
+      response = polled(exchange);
+      if (!response && exchange.waker->suspend()) return MHD_YES;
     }
+  }
+
+  /// What the late answer has become, an error too.
+  static std::optional<HttpResponse> polled(Exchange& exchange) {
+    std::optional<HttpResponse> response;
+    HttpResponse failed = answer_of(exchange.request, [&] {
+      response = exchange.late->poll();
+      return HttpResponse{};
+    });
+    return failed.status == 200 ? std::move(response) : std::move(failed);
   }
 
   MHD_Result send(MHD_Connection* connection, Exchange& exchange, HttpResponse response) {

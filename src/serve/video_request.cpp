@@ -126,10 +126,8 @@ std::string picture_of(const Json& value) {
   }
 }
 
-/// Decodes it once, so that a bad one is known now; one at a time, since a decoded picture is large.
+/// Decodes it once, so that a bad one is known now.
 void check_picture(const std::string& file) {
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
   if (file.size() > kMaxPictureBytes)
     throw ApiError(413, "too_large", fmt::format("a picture of more than {} bytes", kMaxPictureBytes),
                    "input_reference");

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <random>
 
+#include "media/image_writer.h"
 #include "serve/secret.h"
 #include "serve/server_testing.h"
 
@@ -156,6 +157,36 @@ TEST_F(HostileTest, PicturesThatAreTraps) {
   for (const char* good : {"orientation6.jpg", "animated.webp", "palette_alpha.png"})
     EXPECT_EQ(with_picture(bytes_of(data / good)).status, 200) << good;
   expect_alive();
+}
+
+/// While large pictures are decoded, who asks for something else does not wait for them.
+TEST_F(HostileTest, LargePicturesKeepNobodyWaiting) {
+  server_.reset();
+  options_.http.form_bytes = 24 << 20;
+  options_.http.request_time = std::chrono::seconds(60);
+  start();
+  const std::vector<std::uint8_t> png = encode_png(Tensor::zeros(DType::u8, {3000, 3000, 3}));
+  const std::string body =
+      form_body({{"prompt", "a", ""}, {"input_reference", {png.begin(), png.end()}, "a.png"}});
+  using Seconds = std::chrono::duration<double>;
+  const auto start = std::chrono::steady_clock::now();
+  std::atomic<int> uploading{4};
+  std::vector<std::thread> uploaders;
+  for (int i = 0; i < 4; ++i)
+    uploaders.emplace_back([&] {
+      EXPECT_EQ(form(body).status, 200);
+      --uploading;
+    });
+  std::vector<double> answers;
+  while (uploading > 0) {
+    const auto asked = std::chrono::steady_clock::now();
+    EXPECT_EQ(request(port(), "GET", "/health").status, 200);
+    answers.push_back(Seconds(std::chrono::steady_clock::now() - asked).count());
+  }
+  const double all = Seconds(std::chrono::steady_clock::now() - start).count();
+  for (std::thread& uploader : uploaders) uploader.join();
+  std::ranges::sort(answers);
+  EXPECT_LT(answers[answers.size() * 9 / 10], all / 20) << answers.size() << " answers in " << all << " s";
 }
 
 TEST_F(HostileTest, OddFormsOfGoodRequests) {
