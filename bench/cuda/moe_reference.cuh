@@ -26,25 +26,27 @@ __global__ void fill_nvfp4(unsigned char* to, std::int64_t experts, magi::Nvfp4L
   // E2M1 codes of the middles of 256 equal parts of N(0, 3): how many parts each magnitude gets.
   constexpr int kUpTo[8] = {17, 51, 83, 110, 147, 192, 227, 256};
   const std::int64_t bytes = layout.expert_bytes(), tiles = layout.matrix_scale_at(magi::ExpertMatrix::gate);
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < experts * bytes;
-       i += static_cast<std::int64_t>(gridDim.x) * blockDim.x) {
-    const std::int64_t at = i % bytes;
-    const std::uint64_t random = mix(seed * 0x2545f4914f6cdd1dull + i);
-    const auto code = [&](unsigned bits) {
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+       i < experts * bytes / 4; i += static_cast<std::int64_t>(gridDim.x) * blockDim.x) {
+    const std::int64_t at = i * 4 % bytes;
+    const std::uint64_t random = mix(seed * 0x2545f4914f6cdd1dull + i), more = mix(random);
+    const auto value = [&](int n) {  // in a half of a pair
+      const auto bits = static_cast<unsigned>((n < 4 ? random : more) >> (n % 4 * 16));
       unsigned magnitude = 0;
       while (static_cast<int>(bits & 255) >= kUpTo[magnitude]) ++magnitude;
-      return magnitude | (magnitude > 0 ? bits >> 8 & 1 : 0) << 3;
+      return magnitude << 6 | (magnitude > 0 ? bits >> 8 & 1 : 0) << 15;
     };
+    std::uint32_t word = 0;
     if (at >= tiles) {
       const int matrix = static_cast<int>(at - tiles) / 4;
       const int exponent = matrix == 0 ? exponents.x : matrix == 1 ? exponents.y : exponents.z;
-      const std::uint32_t scale = matrix < 3 ? static_cast<std::uint32_t>(127 + exponent) << 23 : 0;
-      to[i] = scale >> (at % 4 * 8) & 255;
+      if (matrix < 3) word = static_cast<std::uint32_t>(127 + exponent) << 23;
     } else if (at % magi::Nvfp4Layout::kTileBytes < magi::Nvfp4Layout::kTileValueBytes) {
-      to[i] = code(random) | code(random >> 16) << 4;
+      for (int p = 0; p < 4; ++p) word |= magi::Nvfp4Layout::place(value(2 * p) | value(2 * p + 1) << 16, p);
     } else {
-      to[i] = 0x70 + (random >> 32 & 7);  // 128 … 240
+      word = 0x80808080u + (random >> 32 & 0x07070707u);  // 128 … 240
     }
+    reinterpret_cast<std::uint32_t*>(to)[i] = word;
   }
 }
 

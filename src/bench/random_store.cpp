@@ -84,17 +84,18 @@ void fill(Tensor& tensor, std::uint64_t seed, const Distribution& d) {
   }
 }
 
-/// Pairs of E2M1 codes as in quantised Gaussian weights, by 16 random bits: there the largest of 16 values
-/// becomes 6, so that their deviation is about 3.4.
-const std::vector<std::uint8_t>& value_bytes() {
-  static const std::vector<std::uint8_t> table = [] {
-    std::array<unsigned, 256> codes{};
-    for (std::size_t i = 0; i < codes.size(); ++i)
-      codes[i] = e2m1_code(static_cast<float>(3.4 * normal_quantiles()[i * 16 + 8]));
-    std::vector<std::uint8_t> bytes(1 << 16);
-    for (std::size_t i = 0; i < bytes.size(); ++i)
-      bytes[i] = static_cast<std::uint8_t>(codes[i >> 8] | codes[i & 255] << 4);
-    return bytes;
+/// Nvfp4Layout's pairs of values as in quantised Gaussian weights, by 16 random bits: there the largest of 16
+/// values becomes 6, so that their deviation is about 3.4.
+const std::vector<std::uint32_t>& value_pairs() {
+  static const std::vector<std::uint32_t> table = [] {
+    std::array<std::uint32_t, 256> values{};
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const unsigned code = e2m1_code(static_cast<float>(3.4 * normal_quantiles()[i * 16 + 8]));
+      values[i] = (code & 8u) << 12 | (code & 7u) << 6;
+    }
+    std::vector<std::uint32_t> pairs(1 << 16);
+    for (std::size_t i = 0; i < pairs.size(); ++i) pairs[i] = values[i >> 8] | values[i & 255] << 16;
+    return pairs;
   }();
   return table;
 }
@@ -102,18 +103,20 @@ const std::vector<std::uint8_t>& value_bytes() {
 /// Block scales of 128 … 240, as the quantiser's are, and matrix scales that make the weights' deviation
 /// 1/√depth.
 void draw_expert(const Nvfp4Layout& layout, std::uint64_t seed, std::uint8_t* to) {
-  const std::vector<std::uint8_t>& values = value_bytes();
+  const std::vector<std::uint32_t>& pairs = value_pairs();
   const std::int64_t end = layout.matrix_scale_at(ExpertMatrix::gate);
   std::uint64_t state = seed;
   for (std::int64_t tile = 0; tile < end; tile += Nvfp4Layout::kTileBytes) {
     std::uint8_t* out = to + tile;
     for (std::int64_t i = 0; i < Nvfp4Layout::kTileValueBytes; i += 4) {
       const std::uint64_t bits = mix(state += 0x9e3779b97f4a7c15u);
-      for (int k = 0; k < 4; ++k) out[i + k] = values[bits >> (16 * k) & 0xffff];
+      std::uint32_t word = 0;
+      for (int p = 0; p < 4; ++p) word |= Nvfp4Layout::place(pairs[bits >> (16 * p) & 0xffff], p);
+      std::memcpy(out + i, &word, sizeof word);
     }
     for (std::int64_t i = Nvfp4Layout::kTileValueBytes; i < Nvfp4Layout::kTileBytes; i += 8) {
       const std::uint64_t bits =
-          (mix(state += 0x9e3779b97f4a7c15u) & 0x0707070707070707u) | 0x7070707070707070u;
+          (mix(state += 0x9e3779b97f4a7c15u) & 0x0707070707070707u) | 0x8080808080808080u;
       std::memcpy(out + i, &bits, sizeof bits);
     }
   }

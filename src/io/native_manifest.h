@@ -15,7 +15,7 @@ namespace magi {
 
 inline constexpr const char* kManifestName = "magi2-native.json";
 inline constexpr const char* kUnfinishedManifestName = "magi2-native.unfinished.json";
-inline constexpr int kNativeVersion = 1;
+inline constexpr int kNativeVersion = 2;
 
 /// XXH3, 128 bits, of bytes that come in pieces.
 class FileHash {

@@ -63,26 +63,36 @@ const std::array<float, 256>& e4m3_values() {
   return values;
 }
 
-/// Rows of expert tiles (Nvfp4Layout::byte_of) → their blocks one after the other, in place.
+/// Rows of expert tiles → their blocks one after the other as nvfp4_nibble says, in place.
 MAGI2_SIMD void order_blocks(std::byte* values, std::int64_t rows) {
-  using Row = std::uint8_t __attribute__((vector_size(Nvfp4Layout::kRowBytes)));
+  using Words = std::uint32_t __attribute__((vector_size(Nvfp4Layout::kRowBytes)));
+  using Bytes = std::uint8_t __attribute__((vector_size(Nvfp4Layout::kRowBytes)));
   for (std::int64_t r = 0; r < rows; ++r) {
-    Row row;
-    std::memcpy(&row, values + r * Nvfp4Layout::kRowBytes, sizeof row);
-    row = __builtin_shufflevector(row, row, 0, 2, 8, 10, 16, 18, 24, 26, 1, 3, 9, 11, 17, 19, 25, 27, 4, 6,
-                                  12, 14, 20, 22, 28, 30, 5, 7, 13, 15, 21, 23, 29, 31);
+    Words words, nibbles[2];
+    std::memcpy(&words, values + r * Nvfp4Layout::kRowBytes, sizeof words);
+    for (int block = 0; block < 2; ++block) {
+      nibbles[block] = Words{};
+      for (int i = 0; i < 2; ++i) {
+        const Words pair = Nvfp4Layout::pair(words, 2 * block + i);
+        nibbles[block] |= ((pair >> 12 & 0x00080008u) | (pair >> 6 & 0x00070007u)) << (4 * i);
+      }
+    }
+    // Bytes 0 and 2 of each word are those of depths 2q and 2q+1: of block 0 or 2, of block 1 or 3.
+    const auto even = std::bit_cast<Bytes>(nibbles[0]), odd = std::bit_cast<Bytes>(nibbles[1]);
+    const Bytes row =
+        __builtin_shufflevector(even, odd, 0, 2, 8, 10, 16, 18, 24, 26, 32, 34, 40, 42, 48, 50, 56, 58, 4, 6,
+                                12, 14, 20, 22, 28, 30, 36, 38, 44, 46, 52, 54, 60, 62);
     std::memcpy(values + r * Nvfp4Layout::kRowBytes, &row, sizeof row);
   }
 }
 
 /// One column. `load(block, count, values)` gives the values of `count` blocks one after the other (there is
-/// room for a multiple of four); scale_at(block) is where a scale lies. Blocks are gathered in runs, so that
-/// the vectorised part is called for many of them.
-template <typename T, typename Load, typename ScaleAt>
-void decode_column(std::int64_t depth, float matrix_scale, const Load& load, const ScaleAt& scale_at, T* to,
+/// room for a multiple of four); scale(block) is a block's. Blocks are gathered in runs, so that the
+/// vectorised part is called for many of them.
+template <typename T, typename Load, typename Scale>
+void decode_column(std::int64_t depth, float matrix_scale, const Load& load, const Scale& scale, T* to,
                    std::int64_t pitch) {
   constexpr std::int64_t kRun = 32;
-  const std::array<float, 256>& e4m3 = e4m3_values();
   std::byte values[kRun * 8];
   float half_scales[kRun];
   T decoded[kRun * kNvfp4Block];
@@ -91,7 +101,7 @@ void decode_column(std::int64_t depth, float matrix_scale, const Load& load, con
                        blocks = (left + kNvfp4Block - 1) / kNvfp4Block;
     load(k / kNvfp4Block, blocks, values);
     for (std::int64_t b = 0; b < blocks; ++b)
-      half_scales[b] = 0.5f * e4m3[static_cast<std::size_t>(*scale_at(k / kNvfp4Block + b))] * matrix_scale;
+      half_scales[b] = 0.5f * scale(k / kNvfp4Block + b) * matrix_scale;
     decode(values, half_scales, blocks, left % kNvfp4Block == 0 ? to + k : decoded);
     if (left % kNvfp4Block != 0) std::copy_n(decoded, left, to + k);
   }
@@ -111,7 +121,10 @@ void dequantize_expert_columns(const std::byte* expert, const Nvfp4Layout& layou
       order_blocks(values, (blocks + kBlocks - 1) / kBlocks);
     };
     decode_column(
-        layout.depth(m), scale, load, [&](std::int64_t b) { return expert + layout.scale_at(m, n, b); },
+        layout.depth(m), scale, load,
+        [&](std::int64_t b) {
+          return Nvfp4Layout::scale(static_cast<std::uint8_t>(expert[layout.scale_at(m, n, b)]));
+        },
         to + (n - first) * pitch, pitch);
   }
 }
@@ -152,6 +165,14 @@ std::uint8_t e4m3_code(float value) {
 }
 
 // ---------------------------------------------------------------- experts
+
+float Nvfp4Layout::scale(std::uint8_t byte) {
+  return std::bit_cast<float>((byte + kScaleBias) << 20);
+}
+
+std::uint8_t Nvfp4Layout::scale_byte(float scale) {
+  return scale == 0 ? 0 : static_cast<std::uint8_t>((std::bit_cast<std::uint32_t>(scale) >> 20) - kScaleBias);
+}
 
 Nvfp4Layout nvfp4_layout(const ExpertWeight& w) {
   return {w.experts, w.dim, w.hidden};
@@ -201,6 +222,7 @@ Tensor dequantize_matrix(const Nvfp4Matrix& m) {
   Tensor result = Tensor::empty(DType::bf16, {columns, depth});
   const auto* packed = static_cast<const std::byte*>(m.packed.raw());
   const float scale = m.matrix_scale.data<float>()[0];
+  const std::array<float, 256>& e4m3 = e4m3_values();
   bf16* to = result.data<bf16>();
 #pragma omp parallel for schedule(static)
   for (std::int64_t n = 0; n < columns; ++n) {
@@ -210,7 +232,8 @@ Tensor dequantize_matrix(const Nvfp4Matrix& m) {
         [&](std::int64_t block, std::int64_t count, std::byte* run) {
           std::memcpy(run, row + block * 8, static_cast<std::size_t>(count) * 8);
         },
-        [&](std::int64_t b) { return row + blocks * 8 + b; }, to + n * depth, depth);
+        [&](std::int64_t b) { return e4m3[static_cast<std::size_t>(row[blocks * 8 + b])]; }, to + n * depth,
+        depth);
   }
   return result;
 }

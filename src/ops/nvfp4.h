@@ -34,6 +34,11 @@ unsigned e2m1_code(float value);
 float e4m3_value(std::uint8_t code);
 /// Nearest E4M3 code, ties to even; beyond 448: ±448.
 std::uint8_t e4m3_code(float value);
+/// Which of a block's 16 nibbles holds value `k`, where a block lies by itself: nibble i is byte i / 2, its
+/// low half where i is even.
+constexpr int nvfp4_nibble(int k) {
+  return k % 8 * 2 + k / 8;
+}
 
 /// Which matrix of an expert: gate and up [hidden columns, dim deep], down [dim columns, hidden deep].
 enum class ExpertMatrix : std::uint8_t { gate, up, down };
@@ -45,9 +50,12 @@ enum class ExpertMatrix : std::uint8_t { gate, up, down };
 /// the expert FFN consumes them: for each 64 hidden columns the tiles of gate and up (gate, up, gate, up …
 /// along the depth), then those of down whose depth these columns are. A tile is 2048 bytes of values, 32 a
 /// column, then 256 of scales, 4 a column. Within a column's 32 bytes the order is that of the tensor cores'
-/// operand: 8 bytes for each of the four threads that share a column, namely depths {2q, 2q+1, 2q+8, 2q+9} of
-/// every 16. Columns are swapped within groups of four, so that no order of reading them meets one memory
-/// bank twice. Behind the tiles are the matrices' scales.
+/// operand: two words for each of the four threads that share a column, thread q's being depths {2q, 2q+1,
+/// 2q+8, 2q+9} of blocks 0 and 1, then of 2 and 3. Columns are swapped within groups of four, so that no
+/// order of reading them meets one memory bank twice. Behind the tiles are the matrices' scales.
+///
+/// A word's bits are in the order in which it costs a GPU least to make bf16 of them: see `pair`. A scale's
+/// byte is what has E4M3's numbers without its special cases: see `scale`.
 struct Nvfp4Layout {
   std::int64_t experts = 0;  ///< a head
   std::int64_t dim = 0;      ///< d_head
@@ -75,11 +83,52 @@ struct Nvfp4Layout {
     const std::int64_t row = column % kTile;
     return tile_at(m, column, block) + (row ^ (row / 4 % 4)) * kRowBytes;
   }
-  /// Where among these 32 is byte `i` (0…7) of a block, which holds values i (low half) and i + 8.
-  MAGI2_CALLABLE static constexpr std::int64_t byte_of(std::int64_t block, std::int64_t i) {
-    return i / 2 * 8 + block % 4 / 2 * 4 + i % 2 * 2 + block % 2;
+  /// Where among these 32 is the word of value `k` (0…15) of a block.
+  MAGI2_CALLABLE static constexpr std::int64_t word_of(std::int64_t block, std::int64_t k) {
+    return k % 8 / 2 * 8 + block % 4 / 2 * 4;
   }
-  /// Bytes from the expert's first one to the block's scale, E4M3.
+  /// Which of the word's four pairs of values (2q, 2q+1 or 2q+8, 2q+9) it is in; the odd one is in the upper
+  /// half of `pair`.
+  MAGI2_CALLABLE static constexpr int pair_of(std::int64_t block, std::int64_t k) {
+    return static_cast<int>(block % 2 * 2 + k / 8);
+  }
+  /// A pair of a word: in each half E2M1's sign in bit 15 and the rest in bits 8…6, which makes it 2^-126
+  /// times the number in bf16. Words are unsigned or vectors of unsigned.
+  template <typename Word>
+  MAGI2_CALLABLE static constexpr Word pair(Word word, int p) {
+    switch (p) {
+      case 0:
+        return word & kPairBits;
+      case 1:
+        return (word & 0x001b001bu) * 0x4108u & kPairBits;  // three shifts at once: 3, 8 and 14
+      case 2:
+        return (word << 10 | word >> 22) & kPairBits;
+      default:
+        return (word << 13 | word >> 19) & kPairBits;
+    }
+  }
+  /// The bits of a word that `pair` finds there; the four pairs share none.
+  MAGI2_CALLABLE static constexpr std::uint32_t place(std::uint32_t pair, int p) {
+    switch (p) {
+      case 0:
+        return pair;
+      case 1:
+        return (pair >> 14 & 0x00020002u) | (pair >> 8 & 0x00010001u) | (pair >> 3 & 0x00180018u);
+      case 2:
+        return pair >> 10 | pair << 22;
+      default:
+        return pair >> 13 | pair << 19;
+    }
+  }
+  static constexpr std::uint32_t kPairBits = 0x81c081c0u;
+
+  /// What a scale's byte stands for: b is (1 + b%8/8)·2^(b/8 − 9). All E4M3 numbers above zero are among
+  /// these, up to 142 for 448.
+  static float scale(std::uint8_t byte);
+  /// Of an E4M3 number, not negative. Zero, whose block has nothing but zeros, becomes 0 as well.
+  static std::uint8_t scale_byte(float scale);
+  static constexpr std::uint32_t kScaleBias = (127 - 9) * 8;  ///< plus byte: f32 from bit 20 on
+  /// Bytes from the expert's first one to the block's scale.
   MAGI2_CALLABLE constexpr std::int64_t scale_at(ExpertMatrix m, std::int64_t column,
                                                  std::int64_t block) const {
     return tile_at(m, column, block) + kTileValueBytes + column % kTile * kRowBlocks + block % kRowBlocks;
@@ -88,9 +137,6 @@ struct Nvfp4Layout {
   MAGI2_CALLABLE constexpr std::int64_t matrix_scale_at(ExpertMatrix m) const {
     return 3 * tiles(dim) * tiles(hidden) * kTileBytes + 4 * static_cast<std::int64_t>(m);
   }
-  /// Which of a block's 16 nibbles holds value `k`: nibble i is byte i / 2, its low half where i is even.
-  MAGI2_CALLABLE static constexpr int nibble_of(int k) { return k % 8 * 2 + k / 8; }
-
   /// A multiple of 128.
   MAGI2_CALLABLE constexpr std::int64_t expert_bytes() const {
     return (matrix_scale_at(ExpertMatrix::gate) + 16 + 127) / 128 * 128;
@@ -143,7 +189,7 @@ ExpertWeight nvfp4_experts(const Tensor& gate, const Tensor& up, const Tensor& d
                            DType dtype);
 
 /// A matrix [columns, depth] as linear layers have it, depth a multiple of 16: of each column the values
-/// (eight bytes a block, nibbles as Nvfp4Layout::nibble_of says), then the blocks' scales.
+/// (eight bytes a block, nibbles as nvfp4_nibble says), then the blocks' scales, E4M3.
 struct Nvfp4Matrix {
   Tensor packed;        ///< u8 [columns, depth/16·9]
   Tensor matrix_scale;  ///< f32 [1]

@@ -37,8 +37,8 @@ struct NibblePlace {
 constexpr NibblePlace place_nibbles() {
   NibblePlace place;
   for (int k = 0; k < 16; ++k) {
-    place.word[static_cast<std::size_t>(k)] = Nvfp4Layout::nibble_of(k) / 8;
-    place.shift[static_cast<std::size_t>(k)] = Nvfp4Layout::nibble_of(k) % 8 * 4;
+    place.word[static_cast<std::size_t>(k)] = nvfp4_nibble(k) / 8;
+    place.shift[static_cast<std::size_t>(k)] = nvfp4_nibble(k) % 8 * 4;
   }
   return place;
 }

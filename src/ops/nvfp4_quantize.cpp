@@ -196,7 +196,24 @@ QuantError quantize_columns(const Source<T>& source, int exponent, std::int64_t 
   return {std::ldexp(total.squared_error, 2 * exponent), std::ldexp(total.squared_norm, 2 * exponent)};
 }
 
-/// False for values that cannot be quantised.
+/// Puts a block (nibbles as nvfp4_nibble says) into the words of its row, which it shares with another one.
+void place_block(const std::uint32_t* nibbles, std::int64_t block, std::byte* row) {
+  for (std::int64_t q = 0; q < 4; ++q) {
+    std::byte* at = row + Nvfp4Layout::word_of(block, 2 * q);
+    std::uint32_t word;
+    std::memcpy(&word, at, sizeof word);
+    const std::uint32_t bytes = nibbles[q / 2] >> (q % 2 * 16), both = (bytes & 0xffu) | (bytes & 0xff00u)
+                                                                                             << 8;
+    for (int i = 0; i < 2; ++i) {
+      const std::uint32_t codes = both >> (4 * i);
+      word |= Nvfp4Layout::place((codes & 0x00080008u) << 12 | (codes & 0x00070007u) << 6,
+                                 Nvfp4Layout::pair_of(block, 8 * i));
+    }
+    std::memcpy(at, &word, sizeof word);
+  }
+}
+
+/// False for values that cannot be quantised. `expert` starts as zeros.
 template <typename T>
 bool quantize_expert_matrix(const T* weights, const Nvfp4Layout& layout, ExpertMatrix m, std::byte* expert,
                             QuantError& error) {
@@ -211,10 +228,9 @@ bool quantize_expert_matrix(const T* weights, const Nvfp4Layout& layout, ExpertM
     error.add(quantize_columns(
         source, exponent, n,
         [&](std::int64_t column, std::int64_t block, const std::uint32_t* words, std::uint8_t block_scale) {
-          const auto* values = reinterpret_cast<const std::byte*>(words);
-          std::byte* row = expert + layout.row_at(m, column, block);
-          for (std::int64_t i = 0; i < 8; ++i) row[Nvfp4Layout::byte_of(block, i)] = values[i];
-          expert[layout.scale_at(m, column, block)] = std::byte{block_scale};
+          place_block(words, block, expert + layout.row_at(m, column, block));
+          expert[layout.scale_at(m, column, block)] =
+              std::byte{Nvfp4Layout::scale_byte(e4m3_value(block_scale))};
         }));
   return true;
 }

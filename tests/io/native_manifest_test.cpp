@@ -61,13 +61,13 @@ TEST(NativeManifest, HostileTextsAreRefused) {
         why);
   };
   const std::string head =
-      R"("format": "magi2-native", "version": 1, "experts": "nvfp4", "text_encoder": "bf16", )";
+      R"("format": "magi2-native", "version": 2, "experts": "nvfp4", "text_encoder": "bf16", )";
   NativeManifest::parse(signed_text("{" + head + R"("files": {}, "xxh3": ")" + zeros + "\"\n}\n"), "m");
   refuse(R"("format": "other", )", "no manifest");
   refuse(R"("format": "magi2-native", )", "no version");
   refuse(R"("format": "magi2-native", "version": 99999999999999999999, )", "version");
   refuse(R"("format": "magi2-native", "version": 3, )", "version 3");
-  refuse(R"("format": "magi2-native", "version": 1, "experts": 4, )", "experts is neither");
+  refuse(R"("format": "magi2-native", "version": 2, "experts": 4, )", "experts is neither");
   refuse(head, "no files");
   refuse(head + R"("files": [1], )", "no files");
   const std::vector<std::string> entries{"3",

@@ -44,9 +44,17 @@ class CudaExpertsTest : public ::testing::TestWithParam<DType> {
           for (std::int64_t block = 0; block < layout.blocks(m); ++block) {
             const std::uint64_t values = engine();
             std::byte* row = expert + layout.row_at(m, column, block);
-            for (int i = 0; i < 8; ++i)
-              row[Nvfp4Layout::byte_of(block, i)] = static_cast<std::byte>(values >> (8 * i) & 255);
-            expert[layout.scale_at(m, column, block)] = static_cast<std::byte>(engine() % 127);
+            for (std::int64_t k = 0; k < 16; ++k) {
+              const auto pair = static_cast<std::uint32_t>(values >> (4 * k) & 8) << 12 |
+                                static_cast<std::uint32_t>(values >> (4 * k) & 7) << 6;
+              std::uint32_t word;
+              std::memcpy(&word, row + Nvfp4Layout::word_of(block, k), sizeof word);
+              word |= Nvfp4Layout::place(pair << (k % 2 * 16), Nvfp4Layout::pair_of(block, k));
+              std::memcpy(row + Nvfp4Layout::word_of(block, k), &word, sizeof word);
+            }
+            const float scale_of_block = e4m3_value(static_cast<std::uint8_t>(1 + engine() % 126));
+            expert[layout.scale_at(m, column, block)] =
+                static_cast<std::byte>(Nvfp4Layout::scale_byte(scale_of_block));
           }
       }
     }

@@ -80,11 +80,39 @@ float value_at(const std::byte* expert, const Nvfp4Layout& layout, ExpertMatrix 
                std::int64_t n) {
   float matrix_scale;
   std::memcpy(&matrix_scale, expert + layout.matrix_scale_at(m), 4);
-  const int nibble = Nvfp4Layout::nibble_of(static_cast<int>(k % 16));
-  const auto byte =
-      static_cast<unsigned>(expert[layout.row_at(m, n, k / 16) + Nvfp4Layout::byte_of(k / 16, nibble / 2)]);
+  std::uint32_t word;
+  std::memcpy(&word, expert + layout.row_at(m, n, k / 16) + Nvfp4Layout::word_of(k / 16, k % 16), 4);
+  const std::uint32_t half =
+      Nvfp4Layout::pair(word, Nvfp4Layout::pair_of(k / 16, k % 16)) >> (k % 2 * 16) & 0xffffu;
   const auto scale = static_cast<std::uint8_t>(expert[layout.scale_at(m, n, k / 16)]);
-  return e2m1_value(nibble % 2 ? byte >> 4 : byte & 15) * e4m3_value(scale) * matrix_scale;
+  const double block_scale = (1 + scale % 8 / 8.0) * std::pow(2, scale / 8 - 9);
+  return e2m1_value(half >> 12 | (half >> 6 & 7u)) * static_cast<float>(block_scale) * matrix_scale;
+}
+
+TEST(Nvfp4, WordsHoldFourPairsInSeparateBits) {
+  std::mt19937 engine(5);
+  std::uint32_t used = 0;
+  for (int p = 0; p < 4; ++p) {
+    const std::uint32_t bits = Nvfp4Layout::place(Nvfp4Layout::kPairBits, p);
+    EXPECT_EQ(used & bits, 0u) << p;
+    used |= bits;
+  }
+  EXPECT_EQ(used, 0xffffffffu);
+  for (int i = 0; i < 1000; ++i) {
+    const auto word = static_cast<std::uint32_t>(engine());
+    std::uint32_t again = 0;
+    for (int p = 0; p < 4; ++p) again |= Nvfp4Layout::place(Nvfp4Layout::pair(word, p), p);
+    ASSERT_EQ(again, word);
+  }
+}
+
+TEST(Nvfp4, EveryScaleHasAByte) {
+  for (int code = 1; code < 0x7f; ++code) {
+    const float scale = e4m3_value(static_cast<std::uint8_t>(code));
+    EXPECT_EQ(Nvfp4Layout::scale(Nvfp4Layout::scale_byte(scale)), scale) << code;
+  }
+  EXPECT_EQ(Nvfp4Layout::scale_byte(0), 0);
+  EXPECT_EQ(Nvfp4Layout::scale_byte(448), 142);
 }
 
 TEST(Nvfp4, LayoutUsesEveryByteOnce) {
@@ -97,7 +125,9 @@ TEST(Nvfp4, LayoutUsesEveryByteOnce) {
       take(layout.matrix_scale_at(m), 4);
       for (std::int64_t n = 0; n < layout.columns(m); ++n)
         for (std::int64_t b = 0; b < layout.blocks(m); ++b) {
-          for (std::int64_t i = 0; i < 8; ++i) take(layout.row_at(m, n, b) + Nvfp4Layout::byte_of(b, i), 1);
+          // Two blocks share a word.
+          for (std::int64_t k = 0; b % 2 == 0 && k < 8; k += 2)
+            take(layout.row_at(m, n, b) + Nvfp4Layout::word_of(b, k), 4);
           take(layout.scale_at(m, n, b), 1);
         }
     }
@@ -105,7 +135,7 @@ TEST(Nvfp4, LayoutUsesEveryByteOnce) {
     EXPECT_EQ(layout.expert_bytes() % 128, 0);
   }
   std::vector<int> nibbles(16);
-  for (int k = 0; k < 16; ++k) ++nibbles.at(static_cast<std::size_t>(Nvfp4Layout::nibble_of(k)));
+  for (int k = 0; k < 16; ++k) ++nibbles.at(static_cast<std::size_t>(nvfp4_nibble(k)));
   EXPECT_EQ(nibbles, std::vector<int>(16, 1));
 }
 

@@ -259,8 +259,8 @@ TEST_F(Quantize, HostileRootsEndInOneLine) {
     write(root / kManifestName, json.dump());
   };
   const auto open = [&] { CheckpointRoot(root, std::nullopt); };
-  manifest_with("version", 2);
-  expect_error(open, "version 2 of the format; this program reads version 1");
+  manifest_with("version", 3);
+  expect_error(open, "version 3 of the format; this program reads version 2");
   manifest_with("version", "one");
   expect_error(open, "no version");
   manifest_with("experts", "nvfp4");

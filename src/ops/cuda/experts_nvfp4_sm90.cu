@@ -29,6 +29,7 @@ constexpr int kPiece =
     4 * kTileBytes;         ///< of the stream: half of K of gate and up of a chunk, or the chunk of down
 constexpr int kPieces = 3;  ///< a chunk
 constexpr int kHiddenTile = kRows * 128;
+constexpr int kConsumers = 2 * kWarpgroup;
 constexpr int kGateUpPending =
     2;  ///< steps of 16 in K still running while the next one's weights are dequantised
 
@@ -112,8 +113,7 @@ __device__ void gather_rows(Nvfp4Shared& s, const Nvfp4Args& a, int half, int la
     }
     copies_wait();
     fence_async_proxy();
-    __syncwarp();
-    if (lane == 0) barrier_arrive(&s.z_full[buffer]);
+    barrier_arrive(&s.z_full[buffer]);
   }
 }
 
@@ -145,15 +145,15 @@ MAGI_WGMMA_RS(128, MAGI_T64, "%64,%65,%66,%67", "%68", "%69", MAGI_D16(0), MAGI_
 #undef MAGI_D16
 #undef MAGI_D4
 
-/// Step 16·kStep of a pair's: this thread's part of the A operand from words and scales (nvfp4_scales) of
-/// rows 0–7 and rows 8–15 of the warp's 16; `rows`: the B operand.
+/// Step 16·kStep of a word's: this thread's part of the A operand from words and scales (nvfp4_scale) of rows
+/// 0–7 and rows 8–15 of the warp's 16; `rows`: the B operand.
 template <int kStep, int kAcc>
-__device__ __forceinline__ void multiply(float (&d)[kAcc], std::uint32_t upper, std::uint32_t upper_scales,
-                                         std::uint32_t lower, std::uint32_t lower_scales, std::uint64_t rows,
+__device__ __forceinline__ void multiply(float (&d)[kAcc], std::uint32_t upper, std::uint32_t upper_scale,
+                                         std::uint32_t lower, std::uint32_t lower_scale, std::uint64_t rows,
                                          bool add) {
   std::uint32_t o[4];
-  nvfp4_weights<kStep>(upper, upper_scales, o[0], o[2]);
-  nvfp4_weights<kStep>(lower, lower_scales, o[1], o[3]);
+  nvfp4_weights<kStep>(upper, upper_scale, o[0], o[2]);
+  nvfp4_weights<kStep>(lower, lower_scale, o[1], o[3]);
   pin(o);
   wgmma_fence();
   wgmma_rs(d, o, advance(rows, kStep * 32), add);
@@ -222,10 +222,9 @@ struct Consumer {
     barrier_wait(&s.full[n % 2][i], n / 2 % 2);
     return shared_address(s.pieces[n % 2][i]);
   }
-  /// When this warp has read all of it that it needs.
+  /// When this thread has read all of it that it needs.
   __device__ __forceinline__ void release_piece(std::uint32_t n, int i) {
-    __syncwarp();
-    arrive(&s.empty[n % 2][i]);
+    barrier_arrive(&s.empty[n % 2][i]);
   }
 
   /// gu = [gate|up] of chunk `step`, the end of it still in flight. kFree: gives back the h of two chunks
@@ -243,12 +242,13 @@ struct Consumer {
       if (k % 2 == 1) release_piece(step, k / 2);
 #pragma unroll
       for (int pair = 0; pair < 2; ++pair) {
-        const std::uint32_t gate_pair = nvfp4_scales(gate_scales, pair, lift.x),
-                            up_pair = nvfp4_scales(up_scales, pair, lift.y);
         const std::uint64_t rows = advance(z, k * kZTile + pair * 64);
-        multiply<0>(gu, pair ? gate.y : gate.x, gate_pair, pair ? up.y : up.x, up_pair, rows, k + pair > 0);
+        const std::uint32_t gate_word = pair ? gate.y : gate.x, up_word = pair ? up.y : up.x;
+        multiply<0>(gu, gate_word, nvfp4_scale(gate_scales, 2 * pair, lift.x), up_word,
+                    nvfp4_scale(up_scales, 2 * pair, lift.y), rows, k + pair > 0);
         wgmma_wait<kGateUpPending>();
-        multiply<1>(gu, pair ? gate.y : gate.x, gate_pair, pair ? up.y : up.x, up_pair, rows, true);
+        multiply<1>(gu, gate_word, nvfp4_scale(gate_scales, 2 * pair + 1, lift.x), up_word,
+                    nvfp4_scale(up_scales, 2 * pair + 1, lift.y), rows, true);
         wgmma_wait<kGateUpPending>();
         if (kFree && k == 0 && pair == 1) arrive(&s.h_empty[step % 2]);  // the down products before are done
       }
@@ -303,13 +303,12 @@ struct Consumer {
 #pragma unroll
       for (int pair = 0; pair < 2; ++pair) {
         if constexpr (kDown) {
-          const std::uint32_t upper_pair = nvfp4_scales(scales.x, pair),
-                              lower_pair = nvfp4_scales(scales.y, pair);
           const std::uint64_t rows = advance(h, pair * 64);
-          multiply<0>(down[m], pair ? upper.y : upper.x, upper_pair, pair ? lower.y : lower.x, lower_pair,
-                      rows, pair > 0 || add);
-          multiply<1>(down[m], pair ? upper.y : upper.x, upper_pair, pair ? lower.y : lower.x, lower_pair,
-                      rows, true);
+          const std::uint32_t upper_word = pair ? upper.y : upper.x, lower_word = pair ? lower.y : lower.x;
+          multiply<0>(down[m], upper_word, nvfp4_scale(scales.x, 2 * pair), lower_word,
+                      nvfp4_scale(scales.y, 2 * pair), rows, pair > 0 || add);
+          multiply<1>(down[m], upper_word, nvfp4_scale(scales.x, 2 * pair + 1), lower_word,
+                      nvfp4_scale(scales.y, 2 * pair + 1), rows, true);
           if (m == 0 && pair == 0) {  // gate and up are done: down runs behind them
             wgmma_wait<2>();
             pin(gu);
@@ -326,8 +325,7 @@ struct Consumer {
     }
     if constexpr (kActivate) {
       fence_async_proxy();
-      __syncwarp();
-      arrive(&s.h_full[step % 2]);
+      barrier_arrive(&s.h_full[step % 2]);
     }
   }
 
@@ -389,8 +387,7 @@ __device__ __forceinline__ void consume(Nvfp4Shared& s, const Nvfp4Args& a) {
     barrier_wait(&s.z_full[n % 2], n / 2 % 2);
     if (threadIdx.x >= kWarpgroup) barrier_wait(&s.lead, n % 2);
     c.run(a, n % 2);
-    __syncwarp();
-    Consumer<kN>::arrive(&s.z_empty[n % 2]);
+    barrier_arrive(&s.z_empty[n % 2]);
   }
 }
 
@@ -404,11 +401,11 @@ __global__ __launch_bounds__(kThreads, 1) void experts_nvfp4_kernel(const __grid
     for (int i = 0; i < 2; ++i) {
       for (int p = 0; p < kPieces; ++p) {
         barrier_init(&s.full[i][p], 1);
-        barrier_init(&s.empty[i][p], kConsumerWarps);
+        barrier_init(&s.empty[i][p], kConsumers);
       }
-      barrier_init(&s.z_full[i], 2);
-      barrier_init(&s.z_empty[i], kConsumerWarps);
-      barrier_init(&s.h_full[i], kConsumerWarps);
+      barrier_init(&s.z_full[i], 2 * 32);
+      barrier_init(&s.z_empty[i], kConsumers);
+      barrier_init(&s.h_full[i], kConsumers);
       barrier_init(&s.h_empty[i], kConsumerWarps);
     }
     barrier_init(&s.lead, 4);
