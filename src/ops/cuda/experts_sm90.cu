@@ -10,7 +10,6 @@
 // items, warps 2 and 3 gather rows of z. What was tried besides (turns, clusters with multicast, half
 // chunks): docs/performance.md.
 #include "ops/cuda/experts_sm90.cuh"
-#include "ops/cuda/launch.cuh"
 #include "ops/cuda/moe.h"
 
 #ifndef MAGI_SM90A
@@ -25,19 +24,6 @@ struct ExpertsShared : Tiles {
   ItemRing items;
 };
 
-struct ExpertsArgs {
-  const __nv_bfloat16* z;
-  std::int64_t z_pitch;
-  const unsigned char* packed;
-  const int* order;
-  const int4* items;
-  const int* head_items;
-  int* cursor;
-  __nv_bfloat16* expanded;
-  std::int64_t slots;  ///< N·k, a head
-  int first_head, last_head, experts, top_k, chunks;
-};
-
 // ---------------------------------------------------------------- producers
 
 /// Streams an expert's weights, 32 KB blocks in the order of use; one thread.
@@ -47,8 +33,7 @@ __device__ void stream_weights(ExpertsShared& s, const ExpertsArgs& a) {
   int4 item{};
   const int blocks = a.chunks * kBlocksPerChunk;
   while (items.next(item)) {
-    const unsigned char* from =
-        a.packed + static_cast<std::int64_t>(item.x - a.first_head * a.experts) * blocks * kBlockBytes;
+    const unsigned char* from = a.expert(item);
     for (int b = 0; b < blocks; ++b, ring.next(), from += kBlockBytes) {
       barrier_wait(&s.empty[ring.stage], ring.parity ^ 1);
       barrier_expect(&s.full[ring.stage], kBlockBytes);
@@ -77,10 +62,7 @@ __device__ void gather_rows(ExpertsShared& s, const ExpertsArgs& a, int half, in
         int row = __shfl_sync(0xffffffffu, token, i);
         if (row >= 0) copy_row(s.z, base + i, z + row * a.z_pitch, lane);
       }
-      copies_wait();
-      fence_async_proxy();
-      __syncwarp();
-      if (lane == 0) barrier_arrive(&s.z_full[group]);
+      copies_announce(&s.z_full[group], lane);
     }
   }
 }
@@ -218,34 +200,21 @@ __global__ __launch_bounds__(kThreads, 1) void experts_kernel(const __grid_const
 #ifdef MAGI_SM90A
   extern __shared__ __align__(1024) unsigned char memory[];
   ExpertsShared& s = *reinterpret_cast<ExpertsShared*>(memory);
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < kStages; ++i) {
-      barrier_init(&s.full[i], 1);
-      barrier_init(&s.empty[i], kConsumerWarps);
-    }
-    for (int i = 0; i < 2; ++i) {
-      barrier_init(&s.z_full[i], 2);
-      barrier_init(&s.z_empty[i], 4);
-    }
-    s.items.init();
-    fence_barrier_init();
-  }
-  __syncthreads();
-
-  if (threadIdx.x >= 2 * kWarpgroup) {
-    give_registers<24>();
-    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    if (warp == 0) {
-      if (lane == 0) stream_weights(s, a);
-    } else if (warp == 1) {
-      if (lane == 0) hand_out(s.items, a, [](int) { return true; });
-    } else {
-      gather_rows(s, a, warp - 2, lane);
-    }
-  } else {
-    take_registers<240>();
-    consume(s, a);
-  }
+  share_roles(
+      [&] {
+        s.init();
+        s.items.init();
+      },
+      [&](int warp, int lane) {
+        if (warp == 0) {
+          if (lane == 0) stream_weights(s, a);
+        } else if (warp == 1) {
+          if (lane == 0) hand_out(s.items, a, [](int) { return true; });
+        } else {
+          gather_rows(s, a, warp - 2, lane);
+        }
+      },
+      [&] { consume(s, a); });
 #else
   __trap();  // built for sm_90 without the a
 #endif
@@ -256,23 +225,9 @@ __global__ __launch_bounds__(kThreads, 1) void experts_kernel(const __grid_const
 
 void run_experts(const void* z, std::int64_t z_pitch, const void* packed, const SortedRouting& sorted,
                  void* expanded, int first_head, int head_count, const MoeShape& shape, cudaStream_t stream) {
-  moe::ExpertsArgs args{static_cast<const __nv_bfloat16*>(z),
-                        z_pitch,
-                        static_cast<const unsigned char*>(packed),
-                        sorted.order,
-                        sorted.items,
-                        sorted.head_items,
-                        sorted.cursor,
-                        static_cast<__nv_bfloat16*>(expanded),
-                        shape.rows * shape.top_k,
-                        first_head,
-                        first_head + head_count,
-                        shape.experts,
-                        shape.top_k,
-                        shape.hidden / moe::kChunk};
-  check_cuda(cudaMemsetAsync(sorted.cursor, 0, sizeof(int), stream), "run_experts");
-  launch_persistent(moe::experts_kernel, args, moe::kThreads, sizeof(moe::ExpertsShared), stream,
-                    "run_experts");
+  moe::launch_experts(moe::experts_kernel, sizeof(moe::ExpertsShared), z, z_pitch, packed,
+                      static_cast<std::int64_t>(packed_experts_bytes(shape, 1) / shape.experts), sorted,
+                      expanded, first_head, head_count, shape, stream, "run_experts");
 }
 
 }  // namespace magi::cuda

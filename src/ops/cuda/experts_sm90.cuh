@@ -1,16 +1,58 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the expert FFN's two Hopper kernels share (bf16 weights, NVFP4 weights): the ring that hands work
-// items to warps, and the activation.
+// What the expert FFN's two Hopper kernels share (bf16 weights, NVFP4 weights): arguments and launch, the
+// ring that hands work items to warps, the producer warps' roles, and the activation.
 #pragma once
 
+#include "ops/cuda/launch.cuh"
 #include "ops/cuda/moe_sm90.cuh"
 
 namespace magi::cuda::moe {
 
 inline constexpr int kItemSlots = 4;
-inline constexpr int kConsumerWarps = 8;
 inline constexpr int kItemReaders =
     kConsumerWarps + 3;  ///< the consumers, who streams weights, two who gather rows
+
+struct ExpertsArgs {
+  const __nv_bfloat16* z;
+  std::int64_t z_pitch;
+  const unsigned char* weights;  ///< of the first head's experts
+  std::int64_t expert_bytes;
+  const int* order;
+  const int4* items;
+  const int* head_items;
+  int* cursor;
+  __nv_bfloat16* expanded;
+  std::int64_t slots;  ///< N·k, a head
+  int first_head, last_head, experts, top_k, chunks;
+
+  __device__ __forceinline__ const unsigned char* expert(const int4& item) const {
+    return weights + (item.x - first_head * experts) * expert_bytes;
+  }
+};
+
+/// Runs `kernel` over all items of heads [first_head, first_head + head_count).
+inline void launch_experts(void (*kernel)(ExpertsArgs), std::size_t shared_bytes, const void* z,
+                           std::int64_t z_pitch, const void* weights, std::int64_t expert_bytes,
+                           const SortedRouting& sorted, void* expanded, int first_head, int head_count,
+                           const MoeShape& shape, cudaStream_t stream, const char* what) {
+  const ExpertsArgs args{static_cast<const __nv_bfloat16*>(z),
+                         z_pitch,
+                         static_cast<const unsigned char*>(weights),
+                         expert_bytes,
+                         sorted.order,
+                         sorted.items,
+                         sorted.head_items,
+                         sorted.cursor,
+                         static_cast<__nv_bfloat16*>(expanded),
+                         shape.rows * shape.top_k,
+                         first_head,
+                         first_head + head_count,
+                         shape.experts,
+                         shape.top_k,
+                         shape.hidden / kChunk};
+  check_cuda(cudaMemsetAsync(sorted.cursor, 0, sizeof(int), stream), what);
+  launch_persistent(kernel, args, kThreads, shared_bytes, stream, what);
+}
 
 /// Work items on their way from the warp that fetches them to all others.
 struct ItemRing {
@@ -54,8 +96,8 @@ struct Items {
 
 /// Hands out the items of heads [first_head, last_head) whose number of rows `takes`, in turn, first come
 /// first served; one thread.
-template <typename Args, typename Takes>
-__device__ void hand_out(ItemRing& ring, const Args& a, const Takes& takes) {
+template <typename Takes>
+__device__ void hand_out(ItemRing& ring, const ExpertsArgs& a, const Takes& takes) {
   const int begin = a.head_items[a.first_head], end = a.head_items[a.last_head];
   for (int n = 0;; ++n) {
     const int slot = n % kItemSlots;

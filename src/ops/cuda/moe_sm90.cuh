@@ -36,13 +36,45 @@ struct Ring {
   }
 };
 
-/// Shared memory of both kernels; the kernels' own parts follow it.
+inline constexpr int kConsumerWarps = 8;
+
+/// Shared memory of the kernels with bf16 weights; their own parts follow it.
 struct Tiles {
   alignas(1024) unsigned char ring[kStages][kBlockBytes];
   alignas(1024) unsigned char z[kDim / 64][kZTile];
   std::uint64_t full[kStages], empty[kStages];  ///< weight blocks
   std::uint64_t z_full[2], z_empty[2];          ///< halves of z, one per consumer warpgroup
+
+  __device__ __forceinline__ void init() {
+    for (int i = 0; i < kStages; ++i) {
+      barrier_init(&full[i], 1);
+      barrier_init(&empty[i], kConsumerWarps);
+    }
+    for (int i = 0; i < 2; ++i) {
+      barrier_init(&z_full[i], 2);
+      barrier_init(&z_empty[i], 4);
+    }
+  }
 };
+
+/// A block's life: `init()` by one thread, then `produce(warp, lane)` in the last warpgroup, which needs few
+/// registers, and `consume()` in the two others, which get its share.
+template <typename Init, typename Produce, typename Consume>
+__device__ __forceinline__ void share_roles(const Init& init, const Produce& produce,
+                                            const Consume& consume) {
+  if (threadIdx.x == 0) {
+    init();
+    fence_barrier_init();
+  }
+  __syncthreads();
+  if (threadIdx.x >= 2 * kWarpgroup) {
+    give_registers<24>();
+    produce(threadIdx.x / 32 % 4, threadIdx.x % 32);
+  } else {
+    take_registers<240>();
+    consume();
+  }
+}
 
 /// `bytes` contiguous bytes into shared memory, completing on `barrier`.
 __device__ __forceinline__ void load_bulk(std::uint64_t* barrier, void* to, const void* from,
@@ -60,6 +92,14 @@ __device__ __forceinline__ void copy16(std::uint32_t to, const void* from) {
 }
 __device__ __forceinline__ void copies_wait() {
   asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+/// A warp's copies are there, for wgmma too; tells `barrier`, once.
+__device__ __forceinline__ void copies_announce(std::uint64_t* barrier, int lane) {
+  copies_wait();
+  fence_async_proxy();
+  __syncwarp();
+  if (lane == 0) barrier_arrive(barrier);
 }
 
 /// One warp puts row `row` of z (512 bytes) into the swizzled tiles; lane l moves piece l.

@@ -64,10 +64,7 @@ __device__ void load_rows(Tiles& s, const RouteArgs& a, int half, int lane) {
       const int base = group * 64 + half * 32;
       for (int i = base; i < base + 32; ++i)
         if (item.row + i < a.rows) copy_row(s.z, i, z + (item.row + i) * a.z_pitch, lane);
-      copies_wait();
-      fence_async_proxy();
-      __syncwarp();
-      if (lane == 0) barrier_arrive(&s.z_full[group]);
+      copies_announce(&s.z_full[group], lane);
     }
   }
 }
@@ -205,30 +202,15 @@ __global__ __launch_bounds__(kThreads, 1) void route_kernel(const __grid_constan
 #ifdef MAGI_SM90A
   extern __shared__ __align__(1024) unsigned char memory[];
   Tiles& s = *reinterpret_cast<Tiles*>(memory);
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < kStages; ++i) {
-      barrier_init(&s.full[i], 1);
-      barrier_init(&s.empty[i], 8);
-    }
-    for (int i = 0; i < 2; ++i) {
-      barrier_init(&s.z_full[i], 2);
-      barrier_init(&s.z_empty[i], 4);
-    }
-    fence_barrier_init();
-  }
-  __syncthreads();
-  if (threadIdx.x >= 2 * kWarpgroup) {
-    give_registers<24>();
-    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    if (warp == 0) {
-      if (lane == 0) stream_gate(s, a);
-    } else if (warp >= 2) {
-      load_rows(s, a, warp - 2, lane);
-    }
-  } else {
-    take_registers<240>();
-    score_rows(s, a);
-  }
+  share_roles([&] { s.init(); },
+              [&](int warp, int lane) {
+                if (warp == 0) {
+                  if (lane == 0) stream_gate(s, a);
+                } else if (warp >= 2) {
+                  load_rows(s, a, warp - 2, lane);
+                }
+              },
+              [&] { score_rows(s, a); });
 #else
   __trap();  // built for sm_90 without the a
 #endif
