@@ -18,7 +18,10 @@ inline constexpr int kConsumers = 2 * kWarpgroup;
 inline constexpr int kGateUpPending =
     2;  ///< steps of 16 in K still running while the next one's weights are dequantised
 
-/// Two of everything: chunk n (counted over all items) uses buffer n % 2, item n likewise.
+/// Two of everything: chunk n (counted over all items) uses buffer n % 2, item n likewise. What all lanes of
+/// a warp read or write with ordinary instructions is given away by each of them (behind a __syncwarp, for
+/// which the compiler emits nothing, one lane's word for the others is an order that racecheck does not see);
+/// what wgmma reads, by one.
 struct Nvfp4Shared {
   alignas(1024) unsigned char z[2][kDim / 64][kZTile];
   alignas(1024) unsigned char h[2][kHiddenTile];
@@ -41,7 +44,7 @@ struct Nvfp4Shared {
       }
       barrier_init(&z_full[i], 2 * 32);
       barrier_init(&z_empty[i], kConsumers);
-      barrier_init(&h_full[i], kConsumers);
+      barrier_init(&h_full[i], kConsumerWarps);
       barrier_init(&h_empty[i], kConsumerWarps);
     }
     barrier_init(&lead, 4);
@@ -257,7 +260,8 @@ struct Consumer {
     }
     if constexpr (kActivate) {
       fence_async_proxy();
-      barrier_arrive(&s.h_full[step % 2]);
+      __syncwarp();
+      arrive(&s.h_full[step % 2]);
     }
   }
 
