@@ -9,23 +9,29 @@
 namespace magi {
 
 int run_command_line(int argc, char** argv) {
-  CLI::App app("MAGI-2 Preview: videos with synchronised sound, from text");
+  CLI::App app("MAGI-2 Preview: videos with synchronised sound, from text", "magi2");
   app.set_version_flag("--version", std::string("magi2 ") + MAGI2_VERSION);
   app.require_subcommand(1);
   Work work;
   add_generate_command(app, work);
   add_enhance_command(app, work);
+  add_serve_command(app, work);
+  add_plan_command(app, work);
   add_init_command(app, work);
   add_inspect_command(app, work);
   add_quantize_command(app, work);
-  add_serve_command(app, work);
-  add_plan_command(app, work);
   add_bench_command(app, work);
+  app.footer(  // last: subcommands would inherit it
+      "magi2 SUBCOMMAND --help lists its options. A first clip, of a tiny untrained model:\n"
+      "  magi2 init tiny && magi2 generate -m tiny -p \"A red fox walks through fresh snow.\"");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
-    fmt::print(stderr, "magi2: {}; see magi2 --help\n", e.what());
+    const auto chosen = app.get_subcommands();
+    if (argc <= 1) fmt::print(stderr, "{}\n", app.help());
+    fmt::print(stderr, "magi2: {}; see magi2 {}--help\n", e.what(),
+               chosen.empty() ? "" : chosen.front()->get_name() + " ");
     return 2;
   }
   try {

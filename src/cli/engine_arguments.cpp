@@ -4,6 +4,7 @@
 #include <omp.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 
 #include "cli/ranks.h"
 #include "ops/devices.h"
@@ -22,6 +23,10 @@ EngineOptions EngineArguments::options(std::shared_ptr<World> world) const {
   options.device = !device.empty() ? parse_device(device) : vram ? parse_device("cuda") : default_device();
   require(!vram || options.device.kind == Device::Kind::cuda,
           "--vram: the CPU has none; --ram bounds its memory");
+  require(
+      !world || !world->alone() || std::max({degrees.sp, degrees.cfg, degrees.ep}) <= 1,
+      "--sp, --cfg and --ep share a clip among ranks, and there is one rank: start several with mpirun, srun "
+      "or torchrun (guidance scales are --cfg-video and --cfg-audio)");
   if (vram) options.vram_bytes = budget_bytes(*vram, "--vram");
   if (ram) options.ram_bytes = budget_bytes(*ram, "--ram");
   if (!experts.empty()) options.experts = expert_format(experts);
@@ -32,8 +37,10 @@ EngineOptions EngineArguments::options(std::shared_ptr<World> world) const {
 }
 
 void add_engine_arguments(CLI::App& c, EngineArguments& a) {
+  c.option_defaults()->group("Computing");
   c.add_option("--device", a.device,
-               "Where to compute: cpu, cuda or cuda:N (default: the first GPU, else the CPU)");
+               "Where to compute: cpu, cuda or cuda:N (default: the first GPU, else the CPU)")
+      ->type_name("DEVICE");
   c.add_option("--experts", a.experts,
                "How expert weights are kept: bf16, nvfp4 (four bits, a quarter of the memory) or nvfp4-fake "
                "(those numbers as bf16); default: as the root has them")
@@ -41,11 +48,13 @@ void add_engine_arguments(CLI::App& c, EngineArguments& a) {
   add_degree_options(c, a.degrees);
   c.add_option("--vram", a.vram,
                "GiB of the GPU's memory to stay within (default: what is free); layers that do not fit are "
-               "streamed from host memory");
+               "streamed from host memory")
+      ->type_name("GIB");
   c.add_option(
-      "--ram", a.ram,
-      "GiB of host memory to stay within (default: what is free); layers that do not fit are read from "
-      "disk as they are needed");
+       "--ram", a.ram,
+       "GiB of host memory to stay within (default: what is free); layers that do not fit are read from "
+       "disk as they are needed")
+      ->type_name("GIB");
   c.add_option("--threads", a.threads, "CPU threads (default: all)")->check(CLI::PositiveNumber);
 }
 

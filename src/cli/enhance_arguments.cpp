@@ -17,12 +17,14 @@ EnhanceOptions EnhanceArguments::options() const {
 
 std::vector<CLI::Option*> add_enhance_arguments(CLI::App& command, EnhanceArguments& arguments,
                                                 const std::string& prefix) {
-  return {command.add_option("--llm-model", arguments.model,
-                             "Name of the language model (default: the server's own)"),
+  return {command
+              .add_option("--llm-model", arguments.model,
+                          "Name of the language model (default: the server's own)")
+              ->type_name("NAME"),
           command.add_option("--" + prefix + "timeout", arguments.timeout_s,
-                             "Seconds to wait for the language model (default 180)"),
+                             "Seconds to wait for the language model (default: 180)"),
           command.add_option("--" + prefix + "retries", arguments.retries,
-                             "Further attempts after its bad answers (default 2)"),
+                             "Further attempts after its bad answers (default: 2)"),
           command.add_flag("--no-" + prefix + "cache", arguments.no_cache,
                            "Neither use its answers kept on disk nor keep new ones")};
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <CLI/CLI.hpp>
-#include <cstdlib>
+#include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -54,28 +54,37 @@ void write_stats(AtomicFile& file, const std::vector<Report>& reports, bool batc
   file.commit();
 }
 
-/// What the first clip will take; nothing where it cannot be told, which the work itself will say.
+std::string memory_text(std::size_t bytes) {
+  const double mib = static_cast<double>(bytes) / (1 << 20);
+  return mib < 1000 ? fmt::format("{:.0f} MiB", mib) : fmt::format("{:.2f} GiB", mib / 1024);
+}
+
+/// What the first clip will take; nothing where it cannot be told or does not fit, which the work itself will
+/// say.
 void print_plan(const CheckpointRoot& root, const ClipTask& task, const EngineOptions& engine) {
   if (!task.error.empty()) return;
   try {
-    fmt::print("{}", to_text(plan_memory(root, task.request, engine)));
+    const MemoryPlan plan = plan_memory(root, task.request, engine);
+    if (!plan.impossible.empty()) return;
+    fmt::print("{}", to_text(plan));
+    std::fflush(stdout);  // before the progress, where both go into one file
   } catch (const Error&) {
   }
 }
 
 void print_peaks(const Report& report) {
-  constexpr double kGiB = 1 << 30;
   for (const StageRecord& s : report.stages)
-    fmt::print("{:<8} {:>9.1f} s; at most {:.2f} GiB resident, {:.2f} GiB scratch{}\n", s.name, s.seconds,
-               static_cast<double>(s.peak_bytes) / kGiB, static_cast<double>(s.peak_scratch_bytes) / kGiB,
-               s.peak_device_bytes == 0 ? ""
-                                        : fmt::format(", {:.2f} GiB of the GPU's",
-                                                      static_cast<double>(s.peak_device_bytes) / kGiB));
+    fmt::print("{:<8} {:>9.1f} s; at most {} resident, {} scratch{}\n", s.name, s.seconds,
+               memory_text(s.peak_bytes), memory_text(s.peak_scratch_bytes),
+               s.peak_device_bytes == 0 ? "" : ", " + memory_text(s.peak_device_bytes) + " of the GPU's");
+  std::fflush(stdout);
 }
 
 std::vector<ClipTask> tasks_of(GenerateArguments& a, const GenerationDefaults& defaults) {
   if (!a.prompt_file.empty()) a.request["prompt"] = read_prompt_file(a.prompt_file);
   if (a.no_audio) a.request["audio"] = false;
+  require(a.request.contains("prompt") || !a.samples.empty(),
+          "no prompt: say what to show with -p TEXT, --prompt-file FILE or --samples FILE");
   BatchDefaults common{a.request, a.output, std::nullopt};
   if (!a.latents.empty()) common.latents_directory = a.latents;
   return a.samples.empty() ? make_variants(a.count, common, defaults)
@@ -130,53 +139,79 @@ void run_generate(GenerateArguments& a) {
 void add_generate_command(CLI::App& app, Work& work) {
   CLI::App& c = *app.add_subcommand("generate", "Make a clip from a prompt");
   auto a = std::make_shared<GenerateArguments>();
-  c.add_option("-m,--model", a->root, "Checkpoint root")->envname("MAGI2_CKPT_ROOT");
+  c.add_option("-m,--model", a->root, "Checkpoint root")->envname("MAGI2_CKPT_ROOT")->type_name("DIR");
+  c.option_defaults()->group("Clip");
   auto* prompt = add_field<std::string>(c, *a, "-p,--prompt", "prompt", "What to show and to let hear");
-  c.add_option("--prompt-file", a->prompt_file, "Read the prompt from a file")->excludes(prompt);
+  c.add_option("--prompt-file", a->prompt_file, "Read the prompt from a file")
+      ->type_name("FILE")
+      ->excludes(prompt);
+  c.add_option_function<std::vector<std::string>>(
+       "-i,--image",
+       [a = a.get()](const std::vector<std::string>& paths) {
+         const bool named = paths.size() == 1 && !paths[0].empty() && paths[0][0] == '{';
+         a->request["image"] =
+             named ? nlohmann::json::parse(paths[0], nullptr, false) : nlohmann::json(paths);
+       },
+       "Reference image, may be repeated: <Figure 1> in the prompt is the first frame, <Figure 2> …; or "
+       "{\"<Figure k>\": \"path\", …}")
+      ->type_name("FILE");
+  add_field<std::string>(c, *a, "--preset", "preset",
+                         "Size: 272p (448x256), 540p (896x512) or 1080p (540p refined to 1920x1088)");
+  add_field<std::int64_t>(c, *a, "-W,--width", "width",
+                          "Pixels, a multiple of 16 (default: the root's; the release: 896)");
+  add_field<std::int64_t>(c, *a, "-H,--height", "height",
+                          "Pixels, a multiple of 16 (default: the root's; the release: 512)");
+  add_field<double>(c, *a, "--seconds", "seconds",
+                    "Length, 0.02 to 60 (default: the root's; the release: 10, what it was trained for)");
+  add_field<std::int64_t>(c, *a, "--steps", "steps",
+                          "Denoising steps, 1 to 1000 (default: the root's; the release: 100)");
+  add_field<std::int64_t>(c, *a, "--seed", "seed", "Same seed, same clip (default: 42)");
+  add_field<double>(c, *a, "--cfg-video", "cfg_video",
+                    "Guidance scale of the video (default: the root's; the release: 5)");
+  add_field<double>(c, *a, "--cfg-audio", "cfg_audio",
+                    "Guidance scale of the audio (default: the root's; the release: 7)");
+  add_field<std::string>(c, *a, "--negative-prompt", "negative_prompt",
+                         "What not to show (default: the official one)");
+  add_field<std::string>(c, *a, "--refine", "refine",
+                         "Refine to this size, multiples of 16, at twice the frame rate")
+      ->type_name("WxH");
+  add_field<std::int64_t>(c, *a, "--refiner-steps", "refiner_steps",
+                          "Denoising steps of the refiner (default: the root's; the release: 5)");
+  add_field<std::string>(c, *a, "--vae", "vae", "Video decoder: turbo (default) or wan");
+  c.option_defaults()->group("Files");
   c.add_option("-o,--output", a->output, "The MP4 to write; several are numbered: clip-0.mp4, …")
+      ->type_name("FILE")
       ->capture_default_str();
+  add_field<std::int64_t>(c, *a, "--output-width", "output_width",
+                          "Resize the finished frames; with --output-height");
+  add_field<std::int64_t>(c, *a, "--output-height", "output_height",
+                          "Resize the finished frames; with --output-width");
+  c.add_flag("--no-audio", a->no_audio, "No sound track");
+  c.add_option("--save-latents", a->latents, "Directory for the latents, as safetensors")->type_name("DIR");
+  c.add_option("--stats", a->stats, "Write times, memory, steps and hashes as JSON")->type_name("FILE");
+  c.add_option("--profile", a->trace, "Write a denoising step as a Chrome trace (ui.perfetto.dev shows it)")
+      ->type_name("FILE");
+  c.option_defaults()->group("Many clips");
   auto* samples =
       c.add_option("--samples", a->samples,
-                   "Make many clips: a JSON list of objects with prompt or prompt_file, image, seed, "
-                   "output, … (other options are their defaults)");
+                   "A JSON list of objects with prompt or prompt_file, image, seed, output, … (other "
+                   "options are their defaults)")
+          ->type_name("FILE");
   c.add_option("-n,--count", a->count, "Make that many clips, with seed, seed + 1, …")
       ->capture_default_str()
       ->excludes(samples);
-  c.add_option_function<std::vector<std::string>>(
-      "-i,--image",
-      [a = a.get()](const std::vector<std::string>& paths) {
-        const bool named = paths.size() == 1 && !paths[0].empty() && paths[0][0] == '{';
-        a->request["image"] = named ? nlohmann::json::parse(paths[0], nullptr, false) : nlohmann::json(paths);
-      },
-      "Reference image, may be repeated; or {\"<Figure k>\": \"path\", …}");
-  add_field<std::string>(c, *a, "--preset", "preset", "272p, 540p or 1080p");
-  add_field<std::int64_t>(c, *a, "-W,--width", "width", "Pixels, a multiple of 16");
-  add_field<std::int64_t>(c, *a, "-H,--height", "height", "Pixels, a multiple of 16");
-  add_field<double>(c, *a, "--seconds", "seconds", "Length of the clip");
-  add_field<std::int64_t>(c, *a, "--steps", "steps", "Denoising steps");
-  add_field<std::int64_t>(c, *a, "--seed", "seed", "Same seed, same clip (default 42)");
-  add_field<double>(c, *a, "--cfg-video", "cfg_video", "Guidance scale of the video");
-  add_field<double>(c, *a, "--cfg-audio", "cfg_audio", "Guidance scale of the audio");
-  add_field<std::string>(c, *a, "--negative-prompt", "negative_prompt",
-                         "What not to show (default: the official one)");
-  add_field<std::string>(c, *a, "--refine", "refine", "Refine to WIDTHxHEIGHT, multiples of 16");
-  add_field<std::int64_t>(c, *a, "--refiner-steps", "refiner_steps", "Denoising steps of the refiner");
-  add_field<std::int64_t>(c, *a, "--output-width", "output_width", "Resize the finished frames");
-  add_field<std::int64_t>(c, *a, "--output-height", "output_height", "Resize the finished frames");
-  add_field<std::string>(c, *a, "--vae", "vae", "Video decoder: turbo (default) or wan");
+  c.option_defaults()->group("Prompt enhancement");
   auto* enhance =
       c.add_option("--enhance", a->enhance.url,
                    "Let a language model write the long prompt first: OpenAI-compatible endpoint, as "
-                   "http://127.0.0.1:8000/v1 (key: MAGI2_LLM_API_KEY)");
+                   "http://127.0.0.1:8000/v1 (key: MAGI2_LLM_API_KEY)")
+          ->type_name("URL");
   for (CLI::Option* option : add_enhance_arguments(c, a->enhance, "llm-")) option->needs(enhance);
-  c.add_option("--config", a->config,
-               "Configuration of the official schema (default: the root's, else the release's)");
-  add_field<std::string>(c, *a, "--dtype", "dtype", "Arithmetic: bf16 (default) or f32");
   add_engine_arguments(c, a->engine);
-  c.add_flag("--no-audio", a->no_audio, "No sound track");
-  c.add_option("--save-latents", a->latents, "Directory for the latents, as safetensors");
-  c.add_option("--stats", a->stats, "Write times, memory, steps and hashes as JSON");
-  c.add_option("--profile", a->trace, "Write a denoising step as a Chrome trace (ui.perfetto.dev shows it)");
+  add_field<std::string>(c, *a, "--dtype", "dtype", "Arithmetic: bf16 (default) or f32");
+  c.add_option("--config", a->config,
+               "Configuration of the official schema (default: the root's, else the release's)")
+      ->type_name("FILE");
   c.callback([a, &work] { work = [a] { run_generate(*a); }; });
 }
 

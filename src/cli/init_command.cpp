@@ -30,9 +30,9 @@ void run_init(const InitArguments& a) {
 void add_init_command(CLI::App& app, Work& work) {
   CLI::App& c = *app.add_subcommand("init", "Write a tiny checkpoint root with random, untrained weights");
   auto a = std::make_shared<InitArguments>();
-  c.add_option("directory", a->directory, "Where")->required();
+  c.add_option("directory", a->directory, "Directory to make")->type_name("DIR")->required();
   c.add_option("--seed", a->seed, "Same seed, same weights")->capture_default_str();
-  c.add_flag("--if-missing", a->if_missing, "Do nothing where there is one already");
+  c.add_flag("--if-missing", a->if_missing, "Do nothing where the directory holds one already");
   c.callback([a, &work] { work = [a] { run_init(*a); }; });
 }
 

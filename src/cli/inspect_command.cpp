@@ -81,10 +81,12 @@ void add_inspect_command(CLI::App& app, Work& work) {
   CLI::App& c = *app.add_subcommand("inspect", "List what a checkpoint holds and what is missing");
   auto path = std::make_shared<std::string>();
   c.add_option("path", *path, "A checkpoint root, a part of one, or a weights file")
+      ->type_name("PATH")
       ->required()
       ->envname("MAGI2_CKPT_ROOT");
   auto verify = std::make_shared<bool>(false);
-  c.add_flag("--verify", *verify, "Read every file of a native root and compare its checksum");
+  c.add_flag("--verify", *verify,
+             "Read every file of a native root (magi2 quantize) and compare its checksum");
   c.callback([path, verify, &work] {
     work = [path, verify] {
       if (is_root(*path))

@@ -54,7 +54,7 @@ ProgressBar::~ProgressBar() {
 
 void ProgressBar::stage(std::string_view name, std::int64_t total) {
   finish();
-  name_ = item_ + std::string(name);
+  name_ = name;
   total_ = total;
   done_ = 0;
   start_ = drawn_ = Clock::now();
@@ -69,7 +69,8 @@ void ProgressBar::item(std::size_t number, std::size_t count) {
 void ProgressBar::advance(std::int64_t done) {
   done_ = done;
   const auto interval = terminal_ ? Clock::duration(kRedraw) : Clock::duration(kPlainLine);
-  if (Clock::now() - drawn_ >= interval) draw(false);
+  const bool last = !terminal_ && done_ >= total_;  // whose line finish() writes
+  if (!last && Clock::now() - drawn_ >= interval) draw(false);
 }
 
 void ProgressBar::finish() {
@@ -82,7 +83,7 @@ void ProgressBar::finish() {
 void ProgressBar::draw(bool last) {
   drawn_ = Clock::now();
   const double seconds = std::chrono::duration<double>(drawn_ - start_).count();
-  std::string line = fmt::format("{:<18}", name_);
+  std::string line = fmt::format("{}{:<18}", item_, name_);
   if (total_ > 1) {
     const auto filled = static_cast<int>(kBarWidth * done_ / total_);
     line += fmt::format(" [{:<{}}] {}/{}", std::string(static_cast<std::size_t>(filled), '='), kBarWidth,

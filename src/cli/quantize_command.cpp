@@ -36,8 +36,9 @@ void add_quantize_command(CLI::App& app, Work& work) {
   CLI::App& c = *app.add_subcommand(
       "quantize", "Convert a released checkpoint root to a native one: smaller, checksummed, a file a layer");
   auto a = std::make_shared<QuantizeArguments>();
-  c.add_option("root", a->root, "The released root")->required();
+  c.add_option("root", a->root, "The released root")->type_name("DIR")->required();
   c.add_option("out", a->out, "The native root: a new directory, or one left unfinished by the same command")
+      ->type_name("DIR")
       ->required();
   c.add_option("--experts", a->experts, "Expert weights: nvfp4 (four bits) or bf16")
       ->check(CLI::IsMember({"bf16", "nvfp4"}))
@@ -46,7 +47,8 @@ void add_quantize_command(CLI::App& app, Work& work) {
       ->check(CLI::IsMember({"bf16", "nvfp4"}))
       ->capture_default_str();
   c.add_option("--config", a->config,
-               "Configuration of the official schema (default: the root's, else the release's)");
+               "Configuration of the official schema (default: the root's, else the release's)")
+      ->type_name("FILE");
   c.add_option("--threads", a->threads, "CPU threads (default: all)")->check(CLI::PositiveNumber);
   c.callback([a, &work] { work = [a] { run_quantize(*a); }; });
 }

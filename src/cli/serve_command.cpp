@@ -87,19 +87,24 @@ void add_serve_command(CLI::App& app, Work& work) {
   CLI::App& c = *app.add_subcommand("serve", "Make clips for clients: OpenAI's videos API, and a page");
   auto a = std::make_shared<ServeArguments>();
   ServerOptions& o = a->options;
-  c.add_option("-m,--model", a->root, "Checkpoint root")->envname("MAGI2_CKPT_ROOT");
+  c.add_option("-m,--model", a->root, "Checkpoint root")->envname("MAGI2_CKPT_ROOT")->type_name("DIR");
+  c.option_defaults()->group("Service");
   c.add_option("--host", o.host, "Address to listen on; another than this machine's own needs keys")
       ->capture_default_str();
   c.add_option("--port", o.port, "Port; 0: any free one")->capture_default_str();
-  c.add_option("--data", o.data, "Directory for jobs and clips")->capture_default_str();
-  c.add_option("--api-key-file", a->keys, "Keys that may ask: one a line, and a name for the log behind it");
+  c.add_option("--data", o.data, "Directory for jobs and clips")->type_name("DIR")->capture_default_str();
+  c.add_option("--api-key-file", a->keys,
+               "Keys that may ask: one of 16 or more characters a line, and a name for the log behind it")
+      ->type_name("FILE");
   c.add_flag("--allow-anybody", o.allow_anybody, "Listen beyond this machine without keys");
-  c.add_option("--allow-host", o.api.host_names, "A name that the server is reached under, may be repeated");
+  c.add_option("--allow-host", o.api.host_names, "A name that the server is reached under, may be repeated")
+      ->type_name("NAME");
   c.add_flag("--behind-proxy", o.api.behind_proxy,
              "A proxy is in front: a client's address is the last one in X-Forwarded-For");
   c.add_option("--queue", o.api.queue, "Jobs that may wait")->capture_default_str();
-  c.add_option("--max-seconds", o.api.limits.max_seconds, "Longest clip")->capture_default_str();
-  c.add_option("--max-pixels", o.api.limits.max_pixels, "Largest frame")->capture_default_str();
+  c.add_option("--max-seconds", o.api.limits.max_seconds, "Seconds of the longest clip")
+      ->capture_default_str();
+  c.add_option("--max-pixels", o.api.limits.max_pixels, "Pixels of the largest frame")->capture_default_str();
   c.add_option("--max-steps", o.api.limits.max_steps, "Most denoising steps")->capture_default_str();
   c.add_option("--checkpoint-every", o.worker.checkpoint_every, "Steps between savings of a running job")
       ->capture_default_str();
@@ -112,12 +117,16 @@ void add_serve_command(CLI::App& app, Work& work) {
   c.add_option("--keep-gb", a->keep_gb, "GB of clips beyond which the oldest are removed")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  c.option_defaults()->group("Prompt enhancement");
   auto* enhance = c.add_option("--enhance", a->enhance.url,
-                               "OpenAI-compatible language model for jobs that ask for a longer prompt");
+                               "OpenAI-compatible endpoint for jobs that ask for a longer prompt, as "
+                               "http://127.0.0.1:8000/v1 (key: MAGI2_LLM_API_KEY)")
+                      ->type_name("URL");
   for (CLI::Option* option : add_enhance_arguments(c, a->enhance, "llm-")) option->needs(enhance);
-  c.add_option("--config", a->config,
-               "Configuration of the official schema (default: the root's, else the release's)");
   add_engine_arguments(c, a->engine);
+  c.add_option("--config", a->config,
+               "Configuration of the official schema (default: the root's, else the release's)")
+      ->type_name("FILE");
   c.callback([a, &work] { work = [a] { run_serve(*a); }; });
 }
 

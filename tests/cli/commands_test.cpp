@@ -26,13 +26,15 @@ TEST_F(Commands, WrongCommandLinesExitWith2) {
   for (const auto& [arguments, part] : std::vector<std::pair<std::vector<std::string>, std::string>>{
            {{}, "subcommand"},
            {{"paint"}, "subcommand"},
-           {{"generate", "--colour", "red"}, "--colour"},
+           {{"generate", "--colour", "red"}, "--colour; see magi2 generate --help"},
            {{"generate", "--steps", "many"}, "--steps"},
            {{"generate", "--threads", "0"}, "--threads"},
            {{"generate", "-p", "x", "--prompt-file", "y"}, "excludes"},
            {{"inspect"}, "path"}})
     expect_error_line(run_program(work(), arguments), 2, part);
   expect_error_line(run_program(work(), {"generate", "-p", "x"}), 1, "MAGI2_CKPT_ROOT");
+  expect_refused({}, "--prompt-file");
+  expect_refused({"-p", "x", "--cfg", "5"}, "--cfg-video");  // one rank: no guidance scale is meant by it
 }
 
 TEST_F(Commands, InspectTellsWhatIsThereAndWhatIsMissing) {
