@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-# make         build/magi2 (with CUDA only where a GPU is visible)
+# make         build/magi2 (with CUDA where there are a GPU and the toolkit)
 # make demo    a tiny model and three ten-second clips with sound (from text, from an image, refined), in demo/
 # make test    every test, golden data included
-# make cuda    build with CUDA for ARCHS (default 90a; several: "80;90a"); what FFmpeg or oneDNN are needed for is left out
-#              where they are missing
+# make cuda    build with CUDA for ARCHS (default: the GPUs that are there, else 90a; several: "80;90a"); what FFmpeg or
+#              oneDNN are needed for is left out where they are missing
 # make asan    the tests under AddressSanitizer and UndefinedBehaviorSanitizer
 # make tsan    the server's tests under ThreadSanitizer
 # make bench   CPU operations beside oneDNN
@@ -12,9 +12,12 @@
 BUILD    ?= build
 DEMO     ?= demo
 JOBS     ?= $(shell nproc)
-ARCHS    ?= 90a
 CMAKE    ?= cmake
 GPU      := $(shell nvidia-smi -L 2>/dev/null | grep -c GPU)
+# As the kernels want them: from 8.0 on; 9.0 is Hopper, some of whose kernels need its own instructions.
+GPU_ARCHS := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -E '^([89]|1[0-9])\.[0-9]$$' | \
+  tr -d . | sed 's/^90$$/90a/' | sort -u | paste -sd ';')
+ARCHS    ?= $(or $(GPU_ARCHS),90a)
 CUDA     ?= $(if $(filter-out 0,$(GPU)),$(if $(NVCC),ON,OFF),OFF)
 
 # Threads that wait must not spin when several tests share the cores.
@@ -61,7 +64,10 @@ browser:
 	}
 
 $(BUILD)/build.ninja: | packages
-	$(CMAKE) -S . -B $(BUILD) -G Ninja -DMAGI2_CUDA=$(CUDA) $(if $(filter ON,$(CUDA)),-DCMAKE_CUDA_COMPILER=$(NVCC)) $(CMAKE_ARGS)
+	@[ $(GPU) = 0 ] || [ $(CUDA) = ON ] || echo "there is a GPU but no nvcc, so this build computes on the CPU alone;" \
+	  "install the CUDA toolkit (12.8 or newer) or say NVCC=/path/to/nvcc, and remove $(BUILD)"
+	$(CMAKE) -S . -B $(BUILD) -G Ninja -DMAGI2_CUDA=$(CUDA) \
+	  $(if $(filter ON,$(CUDA)),-DCMAKE_CUDA_COMPILER=$(NVCC) -DARCHS="$(ARCHS)") $(CMAKE_ARGS)
 
 build: packages $(BUILD)/build.ninja
 	$(CMAKE) --build $(BUILD) -j $(JOBS) --target magi2

@@ -202,7 +202,7 @@ std::string enhance_prompt(const EnhanceInput& input, const EnhanceOptions& give
   decode_utf8(input.prompt, "the prompt");
   decode_utf8(input.aspect_ratio, "the aspect ratio");
   require(!is_blank(input.prompt), "there is no prompt to enhance");
-  progress.stage("enhance prompt", 1);
+  progress.stage("enhance", 1);
 
   const CaptionTask& task = input.images.empty() ? text_to_video_caption() : image_to_video_caption();
   const ChatRequest request{options.model, instructions(input, task), user_content(input),
