@@ -320,7 +320,7 @@ TEST_F(HostileTest, MutationsOfGoodRequests) {
     Connection connection(port());
     connection.send(bytes);
     const Reply reply = connection.receive(false, 0.05);  // many wait for a body that does not come
-    EXPECT_LT(reply.status, 500) << bytes;
+    EXPECT_TRUE(reply.status < 500 || reply.status == 505) << reply.status << " for " << bytes;
   }
   expect_alive();
 }
