@@ -80,15 +80,15 @@ MAGI_WGMMA_RS(128, MAGI_T64, "%64,%65,%66,%67", "%68", "%69", MAGI_D16(0), MAGI_
 #undef MAGI_D16
 #undef MAGI_D4
 
-/// Step 16·kStep of a word's: this thread's part of the A operand from words and scales (nvfp4_scale) of rows
-/// 0–7 and rows 8–15 of the warp's 16; `rows`: the B operand.
+/// Step 16·kStep of a word's: this thread's part of the A operand from words and scales (nvfp4_scales) of
+/// rows 0–7 and rows 8–15 of the warp's 16; `rows`: the B operand.
 template <int kStep, int kAcc>
-__device__ __forceinline__ void multiply(float (&d)[kAcc], std::uint32_t upper, std::uint32_t upper_scale,
-                                         std::uint32_t lower, std::uint32_t lower_scale, std::uint64_t rows,
+__device__ __forceinline__ void multiply(float (&d)[kAcc], std::uint32_t upper, std::uint32_t upper_scales,
+                                         std::uint32_t lower, std::uint32_t lower_scales, std::uint64_t rows,
                                          bool add) {
   std::uint32_t o[4];
-  nvfp4_weights<kStep>(upper, upper_scale, o[0], o[2]);
-  nvfp4_weights<kStep>(lower, lower_scale, o[1], o[3]);
+  nvfp4_weights<kStep>(upper, upper_scales, o[0], o[2]);
+  nvfp4_weights<kStep>(lower, lower_scales, o[1], o[3]);
   pin(o);
   wgmma_fence();
   wgmma_rs(d, o, advance(rows, kStep * 32), add);
@@ -179,11 +179,11 @@ struct Consumer {
       for (int pair = 0; pair < 2; ++pair) {
         const std::uint64_t rows = advance(z, k * kZTile + pair * 64);
         const std::uint32_t gate_word = pair ? gate.y : gate.x, up_word = pair ? up.y : up.x;
-        multiply<0>(gu, gate_word, nvfp4_scale(gate_scales, 2 * pair, lift.x), up_word,
-                    nvfp4_scale(up_scales, 2 * pair, lift.y), rows, k + pair > 0);
+        const std::uint32_t gate_pair = nvfp4_scales(gate_scales, pair, lift.x),
+                            up_pair = nvfp4_scales(up_scales, pair, lift.y);
+        multiply<0>(gu, gate_word, gate_pair, up_word, up_pair, rows, k + pair > 0);
         wgmma_wait<kGateUpPending>();
-        multiply<1>(gu, gate_word, nvfp4_scale(gate_scales, 2 * pair + 1, lift.x), up_word,
-                    nvfp4_scale(up_scales, 2 * pair + 1, lift.y), rows, true);
+        multiply<1>(gu, gate_word, gate_pair, up_word, up_pair, rows, true);
         wgmma_wait<kGateUpPending>();
         if (kFree && k == 0 && pair == 1) arrive(&s.h_empty[step % 2]);  // the down products before are done
       }
@@ -240,10 +240,10 @@ struct Consumer {
         if constexpr (kDown) {
           const std::uint64_t rows = advance(h, pair * 64);
           const std::uint32_t upper_word = pair ? upper.y : upper.x, lower_word = pair ? lower.y : lower.x;
-          multiply<0>(down[m], upper_word, nvfp4_scale(scales.x, 2 * pair), lower_word,
-                      nvfp4_scale(scales.y, 2 * pair), rows, pair > 0 || add);
-          multiply<1>(down[m], upper_word, nvfp4_scale(scales.x, 2 * pair + 1), lower_word,
-                      nvfp4_scale(scales.y, 2 * pair + 1), rows, true);
+          const std::uint32_t upper_pair = nvfp4_scales(scales.x, pair),
+                              lower_pair = nvfp4_scales(scales.y, pair);
+          multiply<0>(down[m], upper_word, upper_pair, lower_word, lower_pair, rows, pair > 0 || add);
+          multiply<1>(down[m], upper_word, upper_pair, lower_word, lower_pair, rows, true);
           if (m == 0 && pair == 0) {  // gate and up are done: down runs behind them
             wgmma_wait<2>();
             pin(gu);
