@@ -91,17 +91,9 @@ __global__ __launch_bounds__(kThreads, 1) void experts_nvfp4_kernel(const __grid
 #ifdef MAGI_SM90A
   extern __shared__ __align__(1024) unsigned char memory[];
   Nvfp4Shared& s = *reinterpret_cast<Nvfp4Shared*>(memory);
-  share_roles([&] { s.init(); },
-              [&](int warp, int lane) {
-                if (warp == 0) {
-                  if (lane == 0) stream_weights(s, a);
-                } else if (warp == 1) {
-                  if (lane == 0) hand_out(s.items, a, [](int rows) { return (rows > 64) == (kN > 64); });
-                } else {
-                  gather_rows(s, a, warp - 2, lane);
-                }
-              },
-              [&] { consume<kN>(s, a); });
+  share_expert_roles(
+      s, a, [](int rows) { return (rows > 64) == (kN > 64); }, [&] { stream_weights(s, a); },
+      [&](int half, int lane) { gather_rows(s, a, half, lane); }, [&] { consume<kN>(s, a); });
 #else
   __trap();  // built for sm_90 without the a
 #endif

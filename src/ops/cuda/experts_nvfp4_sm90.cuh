@@ -178,8 +178,8 @@ struct Consumer {
 #pragma unroll
       for (int pair = 0; pair < 2; ++pair) {
         const std::uint64_t rows = advance(z, k * kZTile + pair * 64);
-        const std::uint32_t gate_word = pair ? gate.y : gate.x, up_word = pair ? up.y : up.x;
-        const std::uint32_t gate_pair = nvfp4_scales(gate_scales, pair, lift.x),
+        const std::uint32_t gate_word = pair ? gate.y : gate.x, up_word = pair ? up.y : up.x,
+                            gate_pair = nvfp4_scales(gate_scales, pair, lift.x),
                             up_pair = nvfp4_scales(up_scales, pair, lift.y);
         multiply<0>(gu, gate_word, gate_pair, up_word, up_pair, rows, k + pair > 0);
         wgmma_wait<kGateUpPending>();

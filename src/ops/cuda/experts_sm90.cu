@@ -22,6 +22,11 @@ namespace {
 
 struct ExpertsShared : Tiles {
   ItemRing items;
+
+  __device__ __forceinline__ void init() {
+    Tiles::init();
+    items.init();
+  }
 };
 
 // ---------------------------------------------------------------- producers
@@ -200,21 +205,9 @@ __global__ __launch_bounds__(kThreads, 1) void experts_kernel(const __grid_const
 #ifdef MAGI_SM90A
   extern __shared__ __align__(1024) unsigned char memory[];
   ExpertsShared& s = *reinterpret_cast<ExpertsShared*>(memory);
-  share_roles(
-      [&] {
-        s.init();
-        s.items.init();
-      },
-      [&](int warp, int lane) {
-        if (warp == 0) {
-          if (lane == 0) stream_weights(s, a);
-        } else if (warp == 1) {
-          if (lane == 0) hand_out(s.items, a, [](int) { return true; });
-        } else {
-          gather_rows(s, a, warp - 2, lane);
-        }
-      },
-      [&] { consume(s, a); });
+  share_expert_roles(
+      s, a, [](int) { return true; }, [&] { stream_weights(s, a); },
+      [&](int half, int lane) { gather_rows(s, a, half, lane); }, [&] { consume(s, a); });
 #else
   __trap();  // built for sm_90 without the a
 #endif

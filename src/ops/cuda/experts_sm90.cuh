@@ -113,6 +113,24 @@ __device__ void hand_out(ItemRing& ring, const ExpertsArgs& a, const Takes& take
   }
 }
 
+/// A block's life: `stream()` by the first thread of the producer warpgroup, hand_out of what `takes` by its
+/// second warp's, `gather(half, lane)` by its third and fourth warps.
+template <typename Shared, typename Takes, typename Stream, typename Gather, typename Consume>
+__device__ __forceinline__ void share_expert_roles(Shared& s, const ExpertsArgs& a, const Takes& takes,
+                                                   const Stream& stream, const Gather& gather,
+                                                   const Consume& consume) {
+  share_roles([&] { s.init(); },
+              [&](int warp, int lane) {
+                if (warp >= 2)
+                  gather(warp - 2, lane);
+                else if (warp == 1 && lane == 0)
+                  hand_out(s.items, a, takes);
+                else if (lane == 0)
+                  stream();
+              },
+              consume);
+}
+
 __device__ __forceinline__ float min_nan(float a, float b) {
   float r;
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
