@@ -7,10 +7,9 @@
 #include <mutex>
 
 namespace magi {
-namespace {
 
 /// Read-only zeros that take no memory. All are one mapping, made anew for a larger tensor.
-Tensor virtual_zeros(DType dtype, const Shape& shape) {
+Tensor ZeroStore::zeros(DType dtype, const Shape& shape) {
   static std::mutex mutex;
   static std::shared_ptr<const void> zeros;
   static std::size_t size = 0;
@@ -26,14 +25,13 @@ Tensor virtual_zeros(DType dtype, const Shape& shape) {
   return Tensor::view(const_cast<void*>(zeros.get()), dtype, shape, zeros);
 }
 
-}  // namespace
-
-Tensor ZeroStore::get(const std::string&, const Shape& expected) const {
-  return virtual_zeros(DType::bf16, expected);
+Tensor ZeroStore::get(const std::string& name, const Shape& expected) const {
+  if (!entries_.empty()) find(name, expected);
+  return zeros(DType::bf16, expected);
 }
 
 Tensor ZeroStore::read(const std::string&, const TensorInfo& info) const {
-  return virtual_zeros(info.dtype, info.shape);
+  return zeros(info.dtype, info.shape);
 }
 
 }  // namespace magi

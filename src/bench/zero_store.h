@@ -11,7 +11,8 @@ namespace magi {
 
 class ZeroStore : public TensorStore {
  public:
-  /// With the names and shapes of `real`, for loaders that ask for them before they ask for tensors.
+  /// With the names and shapes of `real`, which get() insists on as `real` would: a model that the checkpoint
+  /// does not hold fails here, before a dry run takes memory for its activations.
   explicit ZeroStore(const TensorStore& real) : TensorStore(real.where()) { entries_ = real.entries(); }
   ZeroStore() : TensorStore("a dry run") {}
 
@@ -19,6 +20,7 @@ class ZeroStore : public TensorStore {
 
  protected:
   Tensor read(const std::string& name, const TensorInfo& info) const override;
+  static Tensor zeros(DType dtype, const Shape& shape);
 };
 
 }  // namespace magi

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <omp.h>
-
 #include <CLI/CLI.hpp>
 #include <limits>
 #include <memory>
@@ -27,7 +25,6 @@ struct BenchArguments {
   bool synthetic = false;
   std::optional<double> vram;
   std::optional<std::int64_t> distinct;
-  int threads = 0;
 };
 
 /// The model's part of a root, with the configuration that its loader reads.
@@ -74,7 +71,6 @@ void run(BenchArguments& a) {
     if (!a.distinct) o.distinct = std::numeric_limits<std::int32_t>::max();  // every layer its own
   }
   if (a.distinct) o.distinct = *a.distinct;
-  if (a.threads > 0) omp_set_num_threads(a.threads);
   const auto config = a.config.empty() ? std::nullopt : std::optional<std::filesystem::path>(a.config);
   if (!a.root.empty())
     use_root(o, CheckpointRoot(a.root, config));
@@ -125,8 +121,9 @@ void add_bench_command(CLI::App& app, Work& work) {
   c.add_option("--experts", a->experts, "The preview's expert weights (default: as stored)")
       ->check(CLI::IsMember({"bf16", "nvfp4", "nvfp4-fake"}));
   add_degree_options(c, o.degrees);
-  c.add_option("--alone", o.alone_seconds, "Seconds of one rank's step, to state the parallel efficiency");
-  c.add_option("--threads", a->threads, "CPU threads (default: all)")->check(CLI::PositiveNumber);
+  c.add_option("--alone", o.alone_seconds, "Seconds of one rank's step, to state the parallel efficiency")
+      ->check(CLI::PositiveNumber);
+  add_threads_option(c);
   c.add_flag("--ops", o.operations, "One more step, with every operation timed");
   c.add_option("--profile", a->trace, "Write that step as a Chrome trace");
   c.add_option("--json", a->json, "Write everything as JSON");

@@ -1,14 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fcntl.h>
+
 #include <CLI/CLI.hpp>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
 #include <new>
 
 #include "cli/commands.h"
+#include "cli/engine_arguments.h"
 #include "comm/monitor.h"
 #include "core/error.h"
 
 namespace magi {
+namespace {
+
+/// Whatever the caller left closed or forbidden must end in an error of ours, not in a signal or a lost file.
+void prepare_process() {
+  for (int fd : {0, 1, 2})  // else the next file that is opened would be taken for a standard stream
+    while (::fcntl(fd, F_GETFD) < 0 && ::open("/dev/null", O_RDWR) >= 0) {
+    }
+  std::signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes: write() says so
+  limit_threads();
+}
+
+/// What was printed has arrived.
+void require_printed() {
+  require(std::fflush(stdout) == 0 && std::ferror(stdout) == 0, "standard output: cannot write: {}",
+          std::strerror(errno));
+}
+
+}  // namespace
 
 int run_command_line(int argc, char** argv) {
+  prepare_process();
   CLI::App app("MAGI-2 Preview: videos with synchronised sound, from text", "magi2");
   app.set_version_flag("--version", std::string("magi2 ") + MAGI2_VERSION);
   app.require_subcommand(1);
@@ -36,6 +62,7 @@ int run_command_line(int argc, char** argv) {
   }
   try {
     work();
+    require_printed();
     return 0;
   } catch (const Cancelled&) {
     fmt::print(stderr, "magi2: interrupted; no unfinished file was left\n");

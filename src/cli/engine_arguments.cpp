@@ -11,6 +11,21 @@
 #include "run/compute_device.h"
 
 namespace magi {
+namespace {
+
+constexpr int kMostThreads = 1024;  // with tens of thousands the OpenMP library dies or does not come back
+
+}  // namespace
+
+void add_threads_option(CLI::App& c) {
+  c.add_option_function<int>(
+       "--threads", [](const int& threads) { omp_set_num_threads(threads); }, "CPU threads (default: all)")
+      ->check(CLI::Range(1, kMostThreads));
+}
+
+void limit_threads() {
+  if (omp_get_max_threads() > kMostThreads) omp_set_num_threads(omp_get_num_procs());
+}
 
 std::size_t budget_bytes(double gib, const char* option) {
   require(gib >= 1.0 / 64 && gib <= 1e6, "{} {}: a budget is a number of GiB, at least 0.016", option, gib);
@@ -18,7 +33,6 @@ std::size_t budget_bytes(double gib, const char* option) {
 }
 
 EngineOptions EngineArguments::options(std::shared_ptr<World> world) const {
-  if (threads > 0) omp_set_num_threads(threads);
   EngineOptions options;
   options.device = !device.empty() ? parse_device(device) : vram ? parse_device("cuda") : default_device();
   require(!vram || options.device.kind == Device::Kind::cuda,
@@ -55,7 +69,7 @@ void add_engine_arguments(CLI::App& c, EngineArguments& a) {
        "GiB of host memory to stay within (default: what is free); layers that do not fit are read from "
        "disk as they are needed")
       ->type_name("GIB");
-  c.add_option("--threads", a.threads, "CPU threads (default: all)")->check(CLI::PositiveNumber);
+  add_threads_option(c);
 }
 
 }  // namespace magi

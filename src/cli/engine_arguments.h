@@ -17,15 +17,18 @@ namespace magi {
 
 struct EngineArguments {
   std::string device, experts;
-  int threads = 0;
   Degrees degrees{0, 0, 0};
   std::optional<double> vram, ram;  ///< GiB
 
-  /// Also sets the number of threads. A rank of several computes on its own of the GPUs from `device` on.
+  /// A rank of several computes on its own of the GPUs from `device` on.
   EngineOptions options(std::shared_ptr<World> world = nullptr) const;
 };
 
 void add_engine_arguments(CLI::App& command, EngineArguments& arguments);
+/// --threads: how many this program computes with, which is set as soon as it is read.
+void add_threads_option(CLI::App& command);
+/// Those of the environment's OMP_NUM_THREADS, unless they are absurdly many: then one for each processor.
+void limit_threads();
 /// A budget in GiB → bytes; Error, naming `option`, unless it is between 16 MiB and a million GiB.
 std::size_t budget_bytes(double gib, const char* option);
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <filesystem>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -91,8 +93,35 @@ std::vector<ClipTask> tasks_of(GenerateArguments& a, const GenerationDefaults& d
                            : read_batch(a.samples, common, defaults);
 }
 
+/// What is written is neither read nor written twice.
+void require_files_apart(const GenerateArguments& a, const std::vector<ClipTask>& tasks) {
+  namespace fs = std::filesystem;
+  std::map<fs::path, std::string> taken;
+  const auto resolved = [](const fs::path& file) {
+    std::error_code error;
+    return fs::weakly_canonical(fs::absolute(file, error), error);
+  };
+  const auto read = [&](const fs::path& file, const char* what) {
+    if (!file.empty()) taken.try_emplace(resolved(file), what);
+  };
+  const auto written = [&](const fs::path& file, const char* what) {
+    if (file.empty()) return;
+    const auto [other, added] = taken.try_emplace(resolved(file), what);
+    require(added, "{}: {} would replace {}: choose another name", file.string(), what, other->second);
+  };
+  read(a.prompt_file, "the prompt's file");
+  read(a.samples, "the list of samples");
+  read(a.config, "the configuration");
+  for (const ClipTask& task : tasks)
+    for (const ImageInput& image : task.request.images) read(image.path, "a reference image");
+  for (const ClipTask& task : tasks) written(task.output, "the clip");
+  written(a.stats, "--stats");
+  written(a.trace, "--profile");
+}
+
 void make_clips(GenerateArguments& a, const CheckpointRoot& root, EngineOptions engine) {
   std::vector<ClipTask> tasks = tasks_of(a, root.defaults());
+  require_files_apart(a, tasks);
   const bool batch = !tasks.front().label.empty();
   std::optional<AtomicFile> stats;  // opened before the work
   if (!a.stats.empty()) stats.emplace(a.stats);

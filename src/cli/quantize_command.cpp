@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <omp.h>
-
 #include <CLI/CLI.hpp>
 #include <memory>
 
 #include "cli/commands.h"
+#include "cli/engine_arguments.h"
 #include "cli/progress_bar.h"
 #include "core/log.h"
 #include "run/quantize.h"
@@ -16,11 +15,9 @@ namespace {
 struct QuantizeArguments {
   std::string root, out, config;
   std::string experts = "nvfp4", text_encoder = "bf16";
-  int threads = 0;
 };
 
 void run_quantize(const QuantizeArguments& a) {
-  if (a.threads > 0) omp_set_num_threads(a.threads);
   const CheckpointRoot root(a.root,
                             a.config.empty() ? std::nullopt : std::optional<std::filesystem::path>(a.config));
   ProgressBar progress;
@@ -49,7 +46,7 @@ void add_quantize_command(CLI::App& app, Work& work) {
   c.add_option("--config", a->config,
                "Configuration of the official schema (default: the root's, else the release's)")
       ->type_name("FILE");
-  c.add_option("--threads", a->threads, "CPU threads (default: all)")->check(CLI::PositiveNumber);
+  add_threads_option(c);
   c.callback([a, &work] { work = [a] { run_quantize(*a); }; });
 }
 

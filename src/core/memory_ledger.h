@@ -12,6 +12,9 @@
 
 namespace magi {
 
+/// Bytes of host memory that the system can give without swapping others out, its free swap space included.
+std::size_t available_host_bytes();
+
 /// All members may be called from several threads.
 class MemoryLedger {
  public:
@@ -20,7 +23,9 @@ class MemoryLedger {
   /// The ledger of the memory that `device` computes in.
   static MemoryLedger& of(Device device);
 
-  /// Enters `bytes`; throws Error, and enters nothing, where the limit would be passed.
+  /// Enters `bytes`; throws Error, and enters nothing, where the limit would be passed, or where a large
+  /// piece of host memory is asked for that is not there: the system would give it, and kill this process for
+  /// using it.
   void take(std::size_t bytes);
   void give_back(std::size_t bytes) noexcept { used_.fetch_sub(bytes); }
 

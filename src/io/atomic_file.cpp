@@ -26,11 +26,16 @@ std::string partial_suffix() {
 }  // namespace
 
 AtomicFile::AtomicFile(std::filesystem::path target) : target_(std::move(target)) {
-  std::error_code ignored;
-  if (std::filesystem::is_directory(target_, ignored)) {  // rename would say so only when all is written
+  std::error_code error;
+  const auto status = std::filesystem::status(target_, error);
+  if (std::filesystem::is_directory(status)) {  // rename would say so only when all is written
     errno = EISDIR;
     fail_with_errno();
   }
+  require(!std::filesystem::exists(status) || std::filesystem::is_regular_file(status),
+          "{}: cannot write: not a regular file; choose another name", target_.string());
+  if (std::filesystem::is_symlink(target_, error))
+    if (auto linked = std::filesystem::weakly_canonical(target_, error); !error) target_ = std::move(linked);
   // Without a name until it is whole, so that nothing stays of a killed process; where the file system can do
   // that.
   const std::filesystem::path parent = target_.parent_path();

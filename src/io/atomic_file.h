@@ -10,7 +10,8 @@ namespace magi {
 
 /// Writes a file without a name (where the file system has none such: NAME.partial-PID-N) beside the target;
 /// commit() syncs it, names it and renames it over the target. Without commit() (an error, a cancelled run)
-/// it is removed. Every failure throws Error with the system's reason.
+/// it is removed. A symbolic link's file is written, not the link; what is there and no file (a device, a
+/// pipe) is refused, since it would be replaced. Every failure throws Error with the system's reason.
 class AtomicFile {
  public:
   explicit AtomicFile(std::filesystem::path target);

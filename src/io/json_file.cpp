@@ -38,6 +38,12 @@ class Reader {
 
 }  // namespace
 
+std::string json_problem(const Json::exception& e) {
+  const std::string_view what = e.what();  // "[json.exception.parse_error.101] parse error at line 1, …"
+  const std::size_t name = what.starts_with('[') ? what.find("] ") : what.npos;
+  return printable(what.substr(name == what.npos ? 0 : name + 2));
+}
+
 Json parse_json(std::string_view text, const std::string& where, std::vector<std::size_t>* lines) {
   using Event = Json::parse_event_t;
   std::size_t line = 1;
@@ -50,7 +56,7 @@ Json parse_json(std::string_view text, const std::string& where, std::vector<std
   try {
     return Json::parse(Reader(text.data(), &line), Reader(text.data() + text.size(), &line), on_event);
   } catch (const Json::exception& e) {
-    fail("{}: not valid JSON: {}", where, printable(e.what()));
+    fail("{}: not valid JSON: {}", where, json_problem(e));
   }
 }
 

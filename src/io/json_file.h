@@ -14,6 +14,9 @@ namespace magi {
 nlohmann::json parse_json(std::string_view text, const std::string& where,
                           std::vector<std::size_t>* lines = nullptr);
 
+/// What the parser found wrong and where, without the library's name for it.
+std::string json_problem(const nlohmann::json::exception& e);
+
 /// Reads and parses a JSON file of at most 256 MB.
 nlohmann::json read_json(const std::filesystem::path& file, std::vector<std::size_t>* lines = nullptr);
 

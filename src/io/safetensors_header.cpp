@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 
+#include "io/json_file.h"
 #include "io/safetensors.h"
 
 namespace magi {
@@ -47,7 +48,7 @@ Json parse_json(const char* begin, const char* end, const std::string& where) {
   try {
     return Json::parse(begin, end, check);
   } catch (const Json::exception& e) {
-    fail("{}: the header is not valid JSON: {}", where, printable(e.what()));
+    fail("{}: the header is not valid JSON: {}", where, json_problem(e));
   }
 }
 

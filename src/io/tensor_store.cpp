@@ -64,12 +64,17 @@ Tensor TensorStore::load(const std::string& name) const {
   return load_found(name, find(name));
 }
 
-Tensor TensorStore::get(const std::string& name, const Shape& expected) const {
+const TensorInfo& TensorStore::find(const std::string& name, const Shape& expected) const {
   const TensorInfo& info = find(name);
   require(info.shape == expected, "{}: {} is {} {}, expected {}", info.file, printable(name),
           printable(info.stored_as), printable(to_string(info.shape)), to_string(expected));
   require(!info.readable || is_float(info.dtype), "{}: {} is {} {}, expected F32, F16 or BF16", info.file,
           printable(name), info.stored_as, to_string(info.shape));
+  return info;
+}
+
+Tensor TensorStore::get(const std::string& name, const Shape& expected) const {
+  const TensorInfo& info = find(name, expected);
   Tensor tensor = load_found(name, info);
   const std::int64_t bad = first_non_finite(tensor);
   require(bad < 0, "{}: {} {} {} holds NaN or infinity (first at element {}): the file is damaged", info.file,

@@ -51,6 +51,8 @@ class TensorStore {
 
  protected:
   explicit TensorStore(std::string where) : where_(std::move(where)) {}
+  /// The entry after checking presence, shape and a float element type.
+  const TensorInfo& find(const std::string& name, const Shape& expected) const;
   /// Reads an entry that exists and is readable.
   virtual Tensor read(const std::string& name, const TensorInfo& info) const = 0;
 

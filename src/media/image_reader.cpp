@@ -4,12 +4,13 @@
 #include <algorithm>
 #include <vector>
 
-#include "io/mapped_file.h"
 #include "media/av.h"
 #include "media/image_header.h"
 
 namespace magi {
 namespace {
+
+constexpr std::size_t kMostFileBytes = std::size_t{1} << 30;  ///< 100 megapixels of four 16-bit components
 
 AVCodecID codec_of(ImageFormat format) {
   switch (format) {
@@ -33,7 +34,6 @@ av::Frame decode(const ImageHeader& header, const std::string& name) {
   const AVCodec* decoder = avcodec_find_decoder(codec_of(format));
   require(decoder != nullptr, "{}: this build of FFmpeg has no decoder for {}", name,
           avcodec_get_name(codec_of(format)));
-  require(file.size() < (1u << 31) - 64, "{}: the file is too large for a picture", name);
   const av::Codec codec = av::new_codec(decoder);
   codec->thread_count = 1;
   codec->max_pixels = (header.width + 64) * (header.height + 64);  // whole blocks
@@ -158,8 +158,16 @@ Tensor place(const Tensor& frame, const ImageHeader& header, const std::string& 
 
 }  // namespace
 
+std::shared_ptr<const MappedFile> open_image(const std::filesystem::path& path) {
+  auto file = MappedFile::open(path);
+  require(file->bytes().size() <= kMostFileBytes,
+          "{}: {} bytes are too many for a picture, at most {} are read", path.string(), file->bytes().size(),
+          kMostFileBytes);
+  return file;
+}
+
 Tensor read_image(const std::filesystem::path& path, const ImageOptions& options) {
-  const auto file = MappedFile::open(path);
+  const auto file = open_image(path);
   return read_image({reinterpret_cast<const std::uint8_t*>(file->bytes().data()), file->bytes().size()},
                     path.string(), options);
 }

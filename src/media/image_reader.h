@@ -5,11 +5,13 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 
 #include "core/tensor.h"
+#include "io/mapped_file.h"
 
 namespace magi {
 
@@ -19,6 +21,9 @@ struct ImageOptions {
   /// Called with one line when only a part of the file is used (animations: the first frame).
   std::function<void(std::string_view)> warn;
 };
+
+/// A file that may be a picture: regular, and no larger than an uncompressed picture of max_pixels would be.
+std::shared_ptr<const MappedFile> open_image(const std::filesystem::path& path);
 
 /// u8 [H,W,3] sRGB as a viewer shows it: EXIF orientation applied, alpha over white, grey, palette, CMYK and
 /// 16-bit pictures converted; colour profiles are ignored. Throws Error "NAME: …" when the file cannot be

@@ -166,6 +166,8 @@ PreviewConfig PreviewConfig::from(const ConfigNode& root) {
   c.channels = read_latent_channels(arch);
   const double factor = arch.number("intermediate_factor", 4, 0.01, 1024);
   c.intermediate = static_cast<std::int64_t>(static_cast<double>(c.hidden) * factor * 2 / 3) / 128 * 128;
+  require(c.intermediate > 0, "{}: {} of a hidden_size of {} leaves dense layers no width",
+          arch.where("intermediate_factor"), factor, c.hidden);
   c.per_modality_layers = arch.integers("mm_layers", c.per_modality_layers);
   require(arch.text("activation_type", "swiglu7") == "swiglu7", "{}: only swiglu7 is supported",
           arch.where("activation_type"));

@@ -74,8 +74,8 @@ std::string sha256_of(const Tensor& tensor) {
   return sha.hex();
 }
 
-std::string sha256_of_file(const std::filesystem::path& file) {
-  const auto mapped = MappedFile::open(file);
+std::string sha256_of_image(const std::filesystem::path& file) {
+  const auto mapped = open_image(file);
   Sha256 sha;
   sha.add(mapped->bytes().data(), mapped->bytes().size());
   return sha.hex();
@@ -84,7 +84,7 @@ std::string sha256_of_file(const std::filesystem::path& file) {
 /// Fills in what the pictures are, or compares it with what the request says they are.
 void identify_images(Request& request) {
   std::vector<std::string> found;
-  for (const ImageInput& image : request.images) found.push_back(sha256_of_file(image.path));
+  for (const ImageInput& image : request.images) found.push_back(sha256_of_image(image.path));
   for (std::size_t i = 0; i < request.image_sha256.size(); ++i)
     require(request.image_sha256[i] == found[i],
             "{}: another picture than the request's image_sha256 says: {}, not {}", request.images[i].path,

@@ -2,9 +2,8 @@
 #include "run/part_cache.h"
 
 #include <algorithm>
-#include <fstream>
-#include <string>
 
+#include "core/memory_ledger.h"
 #include "ops/devices.h"
 
 namespace magi {
@@ -21,11 +20,7 @@ std::size_t available_bytes(Device device) {
     const auto index = static_cast<std::size_t>(device.index);
     return index < devices.size() ? devices[index].free_bytes : 0;
   }
-  std::ifstream in("/proc/meminfo");
-  std::string name, unit;
-  for (std::size_t kilobytes = 0; in >> name >> kilobytes; std::getline(in, unit))
-    if (name == "MemAvailable:") return kilobytes * 1024;
-  return 0;
+  return available_host_bytes();
 }
 
 std::size_t bytes_on_disk(const std::filesystem::path& path) {

@@ -14,6 +14,7 @@
 #include "io/checkpoint.h"
 #include "model/audio_decoder.h"
 #include "model/latent_stats.h"
+#include "model/nvfp4_store.h"
 #include "model/turbo_decoder.h"
 #include "model/wan_vae.h"
 #include "ops/devices.h"
@@ -66,9 +67,9 @@ class DryRun {
 };
 
 /// Zeros in place of the checkpoint, with what it says of itself where it is there.
-std::unique_ptr<ZeroStore> zeros_like(const std::filesystem::path& path) {
-  return std::filesystem::exists(path) ? std::make_unique<ZeroStore>(*open_checkpoint(path))
-                                       : std::make_unique<ZeroStore>();
+ZeroStore zeros_like(const CheckpointRoot& root, const std::filesystem::path& path) {
+  const bool there = root.has_files() && std::filesystem::exists(path);
+  return there ? ZeroStore(*with_plain_matrices(open_checkpoint(path))) : ZeroStore();
 }
 
 /// The longer side of a picture's canvas is the clip's (media/image_resize.h); a square one is the largest.
@@ -91,7 +92,8 @@ void run_images(DryRun& dry, const CheckpointRoot& root, const Request& request,
 void run_text(DryRun& dry, const CheckpointRoot& root, const Request& request, const StageSizes& sizes) {
   const auto config = TextEncoderConfig::from(
       root.has_files() ? ConfigNode::read(root.text_encoder() / "config.json") : root.config());
-  const auto encoder = synthetic_text_encoder(dry.ops(), ZeroStore(), config, request.dtype, dry.layers());
+  const ZeroStore store = zeros_like(root, root.text_encoder());
+  const auto encoder = synthetic_text_encoder(dry.ops(), store, config, request.dtype, dry.layers());
   dry.loaded();
   for (const std::int64_t rows : {sizes.prompt_rows, sizes.negative_rows})
     if (rows > 0) encoder->encode(dry.ops(), std::vector<std::int32_t>(static_cast<std::size_t>(rows)));
@@ -101,8 +103,8 @@ void run_preview(DryRun& dry, const CheckpointRoot& root, const Request& request
                  ExpertFormat experts) {
   auto config = PreviewConfig::from(root.config());
   config.expert_format = experts;
-  const auto store = root.has_files() ? zeros_like(root.preview()) : std::make_unique<ZeroStore>();
-  const auto model = synthetic_preview(dry.ops(), *store, config, request.dtype, dry.layers());
+  const ZeroStore store = zeros_like(root, root.preview());
+  const auto model = synthetic_preview(dry.ops(), store, config, request.dtype, dry.layers());
   dry.loaded();
   const LatentGrid grid{request.latent_frames(), request.height / kCell, request.width / kCell};
   std::vector<ReferenceImage> images;
@@ -124,7 +126,8 @@ LatentGrid refined_grid(const Request& request) {
 
 void run_refiner(DryRun& dry, const CheckpointRoot& root, const Request& request, const StageSizes& sizes) {
   const auto config = RefinerConfig::from(root.config());
-  const auto model = synthetic_refiner(dry.ops(), ZeroStore(), config, request.dtype, dry.layers());
+  const ZeroStore store = zeros_like(root, root.refiner());
+  const auto model = synthetic_refiner(dry.ops(), store, config, request.dtype, dry.layers());
   dry.loaded();
   const LatentGrid grid = refined_grid(request);
   const auto branch = [&](std::int64_t rows) {
@@ -139,7 +142,8 @@ void run_audio(DryRun& dry, const CheckpointRoot& root, const Request& request) 
   const AudioConfig config =
       read_audio_config(root.has_files() ? ConfigNode::read(root.audio_decoder() / "model_config.json")
                                          : ConfigNode(release_audio_config(), "the release's"));
-  const AudioDecoder decoder(WeightLoader(dry.ops(), ZeroStore(), DType::f32, "pretransform.model.decoder."),
+  const ZeroStore store = zeros_like(root, root.audio_decoder());
+  const AudioDecoder decoder(WeightLoader(dry.ops(), store, DType::f32, "pretransform.model.decoder."),
                              config);
   dry.loaded();
   decoder.decode(dry.ops(), zeros({request.audio_latents(), config.latent_channels}));
@@ -160,7 +164,7 @@ void run_video(DryRun& dry, const CheckpointRoot& root, const Request& request) 
     const ZeroStore store(*open_checkpoint(root.wan_vae()));
     return decode(WanDecoder(WeightLoader(dry.ops(), store, DType::f32)));
   }
-  const ZeroStore store;
+  const ZeroStore store = zeros_like(root, root.turbo_decoder_weights());
   decode(TurboDecoder(
       WeightLoader(dry.ops(), store, request.dtype),
       read_turbo_config(root.has_files() ? ConfigNode::read(root.turbo_decoder_config())

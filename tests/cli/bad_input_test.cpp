@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Whatever is wrong with requests, pictures and outputs ends in one clear line and leaves no file.
+#include <sys/stat.h>
+
+#include <cstdlib>
+#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -56,6 +60,43 @@ TEST_F(BadInput, Outputs) {
   expect_refused({"-p", "x", "--save-latents", "file"}, "file: ");
 }
 
+TEST_F(BadInput, OutputsThatWouldReplaceWhatIsNoFileOrIsRead) {
+  ASSERT_EQ(::mkfifo((work() / "pipe.mp4").c_str(), 0600), 0);
+  fs::create_symlink("pipe.mp4", work() / "link.mp4");
+  expect_refused({"-p", "x", "-o", "pipe.mp4"}, "pipe.mp4: cannot write: not a regular file");
+  expect_refused({"-p", "x", "-o", "link.mp4"}, "link.mp4: cannot write: not a regular file");
+  expect_refused({"-p", "x", "--stats", "pipe.mp4"}, "not a regular file");
+  EXPECT_TRUE(fs::is_fifo(work() / "pipe.mp4"));
+  write("prompt.txt", "x");
+  fs::copy(root() / "example.png", work() / "in.png");
+  expect_refused({"--prompt-file", "prompt.txt", "-o", "./prompt.txt"}, "would replace the prompt's file");
+  expect_refused({"-p", "x", "-i", "in.png", "-o", "in.png"}, "would replace a reference image");
+  expect_refused({"-p", "x", "-o", "one", "--stats", "one"}, "would replace the clip");
+  expect_refused({"-p", "x", "--stats", "one", "--profile", "one"}, "would replace --stats");
+}
+
+TEST_F(BadInput, ALinkStaysAndItsFileIsWritten) {
+  write("linked.mp4", "old");
+  fs::create_symlink("linked.mp4", work() / "link.mp4");
+  const Outcome outcome = generate({"-p", "x", "-o", "link.mp4"});
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_TRUE(fs::is_symlink(work() / "link.mp4"));
+  EXPECT_GT(fs::file_size(work() / "linked.mp4"), 1000u);
+}
+
+TEST_F(BadInput, ClosedAndFullStandardStreams) {
+  const auto shell = [&](const std::string& command) {
+    return std::system(("cd '" + work().string() + "' && '" MAGI2_PROGRAM "' " + command).c_str());
+  };
+  const std::string root_option = "-m '" + root().string() + "'";
+  EXPECT_EQ(shell("generate " + root_option + " -p x -W 32 -H 32 --seconds 0.04 --steps 1 <&- >&- 2>&-"), 0);
+  std::ifstream clip(work() / "clip.mp4", std::ios::binary);
+  std::string head(8, '\0');
+  clip.read(head.data(), 8);
+  EXPECT_EQ(head.substr(4), "ftyp");  // neither warnings nor progress went into it
+  EXPECT_NE(shell("plan " + root_option + " --json >/dev/full 2>/dev/null"), 0);
+}
+
 TEST_F(BadInput, FullDisk) {
   const FileSizeLimit limit(1200);
   expect_refused({"-p", "x"}, "clip.mp4: ");
@@ -73,6 +114,15 @@ TEST_F(BadInput, Pictures) {
   fs::copy(root() / "example.png", work() / "cut.png");
   fs::resize_file(work() / "cut.png", fs::file_size(work() / "cut.png") / 2);
   expect_refused({"-p", "x", "-i", "cut.png"}, "cut.png: ");
+  fs::copy(root() / "example.png", work() / "sparse.png");
+  fs::resize_file(work() / "sparse.png", std::uintmax_t{1} << 40);  // would take an hour to read
+  expect_refused({"-p", "x", "-i", "sparse.png"}, "too many for a picture");
+}
+
+TEST_F(BadInput, Threads) {
+  for (const std::string value : {"0", "-1", "1025", "100000", "x"})
+    expect_error_line(generate({"-p", "x", "--threads", value}), 2, "--threads");
+  EXPECT_TRUE(files().empty());
 }
 
 TEST_F(BadInput, AnAnimationGivesItsFirstFrameAndAWarning) {

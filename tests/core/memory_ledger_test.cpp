@@ -29,6 +29,15 @@ TEST(MemoryLedger, CountsTensorsUntilTheirLastView) {
   EXPECT_EQ(host.peak_bytes(), before);
 }
 
+TEST(MemoryLedger, WhatTheMachineLacksIsRefusedBeforeItIsTouched) {
+  MemoryLedger& host = MemoryLedger::of({});
+  const std::size_t before = host.used_bytes(), there = available_host_bytes();
+  ASSERT_GT(there, 0u);
+  expect_error([&] { Tensor::empty(DType::u8, {2 * static_cast<std::int64_t>(there)}); }, "out of memory");
+  expect_error([&] { Tensor::empty(DType::u8, {std::int64_t{1} << 60}); }, "MiB are free");
+  EXPECT_EQ(host.used_bytes(), before);
+}
+
 TEST(MemoryLedger, LimitsAreKept) {
   MemoryLedger& host = MemoryLedger::of({});
   const std::size_t before = host.used_bytes();

@@ -30,7 +30,8 @@ TEST(Config, RefusesCirclesAndBrokenFiles) {
   expect_error([&] { load_config(dir.write("c.json", R"({"extends": 7})"), ""); }, "extends");
   expect_error([&] { load_config(dir.write("d.json", R"({"extends": "none.json"})"), ""); }, "none.json");
   expect_error([&] { load_config(dir.write("e.json", "[1]"), ""); }, "object");
-  expect_error([&] { load_config(dir.write("f.json", "{\"a\": 1"), ""); }, "not valid JSON");
+  expect_error([&] { load_config(dir.write("f.json", "{\"a\": 1"), ""); },
+               "not valid JSON: parse error at line 1");
   expect_error([&] { load_config(dir.write("g.json", "{\"a\": \"\xff\"}"), ""); }, "not valid JSON");
   expect_error([&] { load_config(dir.write("h.json", std::string(100'000, '[')), ""); }, "deep");
   expect_error([&] { load_config(dir.write("i.json", ""), ""); }, "not valid JSON");

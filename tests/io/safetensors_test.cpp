@@ -128,7 +128,7 @@ TEST(Safetensors, RefusesBadJson) {
   refused("[]", "begin with");
   refused(" {}", "begin with");
   refused("{", "not valid JSON");
-  refused("{}x", "not valid JSON");
+  refused("{}x", "not valid JSON: parse error at line 1");
   refused("{\"a\xff\":1}", "not valid JSON");
   refused(R"({"a":1})", "needs dtype");
   refused(R"({"a":{"dtype":1,"shape":[],"data_offsets":[0,0]}})", "needs dtype");

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "media/image_reader.h"
@@ -107,6 +108,22 @@ TEST_F(StageMemoryTest, ReleaseSizesWithoutADeviceOrWeights) {
       EXPECT_LT(m.layer_bytes[0], m.layer_bytes[2]);
     }
   }
+}
+
+/// The shapes in the files are asked first: activations of a million channels would take gigabytes.
+TEST_F(StageMemoryTest, AConfigurationThatTheFilesContradictTakesNoMemory) {
+  const std::filesystem::path file = root_.text_encoder() / "config.json";
+  nlohmann::json config = nlohmann::json::parse(std::ifstream(file));
+  config["text_config"]["hidden_size"] = 1000000;
+  std::ofstream(file) << config;
+  nlohmann::json arch = nlohmann::json::parse(std::ifstream(directory_ / "root/config.json"));
+  arch["arch_config"]["text_in_channels"] = 1000000;
+  std::ofstream(directory_ / "root/config.json") << arch;
+  const CheckpointRoot root(directory_ / "root", std::nullopt);
+  const StageSizes sizes{100000, 100000, {}};
+  expect_error([&] { stage_memory(Stage::text, root, request(), sizes, {test_device()}); },
+               "expected [320,1000000]");
+  expect_error([&] { stage_memory(Stage::preview, root, request(), sizes, {test_device()}); }, "1000000]");
 }
 
 }  // namespace
