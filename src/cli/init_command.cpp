@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "cli/commands.h"
+#include "cli/progress_bar.h"
 #include "core/log.h"
 #include "run/tiny_root.h"
 
@@ -18,7 +19,9 @@ struct InitArguments {
 
 void run_init(const InitArguments& a) {
   if (a.if_missing && std::filesystem::exists(std::filesystem::path(a.directory) / "config.json")) return;
-  write_tiny_root(a.directory, a.seed);
+  Progress progress;
+  const InterruptGuard guard(progress);
+  write_tiny_root(a.directory, a.seed, [&] { progress.check(); });
   log_info(
       "{}: a complete tiny checkpoint root. Its weights are random and untrained: clips show moving colours "
       "and noise.",

@@ -11,6 +11,7 @@
 #include "io/atomic_file.h"
 #include "io/mapped_file.h"
 #include "io/safetensors.h"
+#include "media/image_reader.h"
 #include "media/image_writer.h"
 #include "media/video_writer.h"
 #include "media/wav_writer.h"

@@ -40,27 +40,33 @@ Tensor example_picture() {
   return picture;
 }
 
-void write_parts(const fs::path& root, std::uint64_t seed) {
+/// `check` is called between files, and may throw.
+void write_parts(const fs::path& root, std::uint64_t seed, const std::function<void()>& check) {
   NoiseGenerator noise(seed);
   for (const char* part : {"preview", "refiner", "text_encoder", "turbo_vae", "stable-audio-open-1.0", "vae"})
     fs::create_directories(root / part);
   write_json(root / "config.json", tiny_config());
+  check();
   write_safetensors(root / "preview/model.safetensors", tiny_preview(noise));
+  check();
   write_safetensors(root / "refiner/model.safetensors", tiny_refiner(noise));
+  check();
   write_json(root / "text_encoder/config.json", tiny_text_encoder_config());
   write_json(root / "text_encoder/tokenizer.json", tiny_tokenizer());
   write_safetensors(root / "text_encoder/model.safetensors", tiny_text_encoder(noise));
+  check();
   write_json(root / "turbo_vae/TurboV3-Wan22-TinyShallow_7_7.json", tiny_turbo_config());
   write_torch_checkpoint(root / "turbo_vae/checkpoint.ckpt", tiny_turbo_decoder(noise), "ema_state_dict");
   write_json(root / "stable-audio-open-1.0/model_config.json", tiny_audio_config());
   write_safetensors(root / "stable-audio-open-1.0/model.safetensors", tiny_audio_decoder(noise));
   write_png(root / "example.png", example_picture());
   write_torch_checkpoint(root / "vae/Wan2.2_VAE.pth", tiny_wan_vae(noise));
+  check();
 }
 
 }  // namespace
 
-void write_tiny_root(const fs::path& directory, std::uint64_t seed) {
+void write_tiny_root(const fs::path& directory, std::uint64_t seed, const std::function<void()>& check) {
   std::error_code error;
   require(
       !fs::exists(directory, error) || (fs::is_directory(directory, error) && fs::is_empty(directory, error)),
@@ -70,7 +76,7 @@ void write_tiny_root(const fs::path& directory, std::uint64_t seed) {
   const fs::path partial = target.string() + ".partial-" + std::to_string(getpid());
   try {
     fs::create_directories(partial);
-    write_parts(partial, seed);
+    write_parts(partial, seed, check);
     fs::remove(target, error);  // an empty directory of that name makes way
     fs::rename(partial, target);
   } catch (const fs::filesystem_error& e) {
