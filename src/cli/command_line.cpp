@@ -12,6 +12,7 @@
 #include "cli/engine_arguments.h"
 #include "comm/monitor.h"
 #include "core/error.h"
+#include "core/standard_error.h"
 
 namespace magi {
 namespace {
@@ -55,9 +56,9 @@ int run_command_line(int argc, char** argv) {
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
     const auto chosen = app.get_subcommands();
-    if (argc <= 1) fmt::print(stderr, "{}\n", app.help());
-    fmt::print(stderr, "magi2: {}; see magi2 {}--help\n", e.what(),
-               chosen.empty() ? "" : chosen.front()->get_name() + " ");
+    if (argc <= 1) print_error("{}\n", app.help());
+    print_error("magi2: {}; see magi2 {}--help\n", e.what(),
+                chosen.empty() ? "" : chosen.front()->get_name() + " ");
     return 2;
   }
   try {
@@ -65,14 +66,14 @@ int run_command_line(int argc, char** argv) {
     require_printed();
     return 0;
   } catch (const Cancelled&) {
-    fmt::print(stderr, "magi2: interrupted; no unfinished file was left\n");
+    print_error("magi2: interrupted; no unfinished file was left\n");
     return 130;
   } catch (const RankLost& e) {
-    if (!e.told()) fmt::print(stderr, "magi2: {}\n", e.what());
+    if (!e.told()) print_error("magi2: {}\n", e.what());
   } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "magi2: out of memory; fewer seconds or a smaller size need less\n");
+    print_error("magi2: out of memory; fewer seconds or a smaller size need less\n");
   } catch (const std::exception& e) {
-    fmt::print(stderr, "magi2: {}\n", e.what());
+    print_error("magi2: {}\n", e.what());
   }
   return 1;
 }

@@ -9,6 +9,7 @@
 #include <cstdio>
 
 #include "core/log.h"
+#include "core/standard_error.h"
 
 namespace magi {
 namespace {
@@ -42,8 +43,7 @@ std::string rate(double seconds, std::int64_t done) {
 
 ProgressBar::ProgressBar() : terminal_(isatty(STDERR_FILENO) == 1) {
   set_log_sink([this](LogLevel level, std::string_view line) {
-    fmt::print(stderr, "{}{}{}\n", terminal_ ? "\r\x1b[K" : "", level == LogLevel::warning ? "warning: " : "",
-               line);
+    print_error("{}{}{}\n", terminal_ ? "\r\x1b[K" : "", level == LogLevel::warning ? "warning: " : "", line);
     if (terminal_ && !name_.empty()) draw(false);
   });
 }
@@ -94,7 +94,7 @@ void ProgressBar::draw(bool last) {
   if (done_ > 0 && done_ < total_)
     line += fmt::format("  {} left",
                         duration(seconds / static_cast<double>(done_) * static_cast<double>(total_ - done_)));
-  fmt::print(stderr, "{}{}{}", terminal_ ? "\r\x1b[K" : "", line, terminal_ && !last ? "" : "\n");
+  print_error("{}{}{}", terminal_ ? "\r\x1b[K" : "", line, terminal_ && !last ? "" : "\n");
   std::fflush(stderr);
 }
 

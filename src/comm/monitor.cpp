@@ -10,6 +10,8 @@
 #include <cstdio>
 #include <sstream>
 
+#include "core/standard_error.h"
+
 namespace magi {
 namespace {
 
@@ -145,7 +147,7 @@ void Monitor::decide(const std::string& verdict, bool told) {
     verdict_ = verdict;
   }
   // At once: a launcher that sees a dead process ends the others without asking.
-  if (!told) fmt::print(stderr, "magi2: {}\n", verdict);
+  if (!told) print_error("magi2: {}\n", verdict);
   told_ = true;
   failed_.store(true, std::memory_order_release);
   if (rank_ != 0) return;

@@ -4,11 +4,13 @@
 #include <cstdio>
 #include <mutex>
 
+#include "core/standard_error.h"
+
 namespace magi {
 namespace {
 
 void to_standard_error(LogLevel level, std::string_view line) {
-  fmt::print(stderr, "{}{}\n", level == LogLevel::warning ? "warning: " : "", line);
+  print_error("{}{}\n", level == LogLevel::warning ? "warning: " : "", line);
 }
 
 LogSink& sink() {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Whatever is wrong with requests, pictures and outputs ends in one clear line and leaves no file.
 #include <sys/stat.h>
+#include <sys/wait.h>
 
 #include <cstdlib>
 #include <fstream>
@@ -94,6 +95,10 @@ TEST_F(BadInput, ClosedAndFullStandardStreams) {
   std::string head(8, '\0');
   clip.read(head.data(), 8);
   EXPECT_EQ(head.substr(4), "ftyp");  // neither warnings nor progress went into it
+  EXPECT_EQ(
+      shell("generate " + root_option + " -p x -W 32 -H 32 --seconds 0.04 --steps 1 2>/dev/full >/dev/null"),
+      0);
+  EXPECT_EQ(WEXITSTATUS(shell("generate -p x 2>/dev/full")), 1);
   EXPECT_NE(shell("plan " + root_option + " --json >/dev/full 2>/dev/null"), 0);
 }
 
