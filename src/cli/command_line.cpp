@@ -2,10 +2,9 @@
 #include <fcntl.h>
 
 #include <CLI/CLI.hpp>
-#include <cerrno>
 #include <csignal>
 #include <cstdio>
-#include <cstring>
+#include <filesystem>
 #include <new>
 
 #include "cli/commands.h"
@@ -28,8 +27,7 @@ void prepare_process() {
 
 /// What was printed has arrived.
 void require_printed() {
-  require(std::fflush(stdout) == 0 && std::ferror(stdout) == 0, "standard output: cannot write: {}",
-          std::strerror(errno));
+  require(std::fflush(stdout) == 0 && std::ferror(stdout) == 0, "standard output could not be written");
 }
 
 }  // namespace
@@ -70,6 +68,8 @@ int run_command_line(int argc, char** argv) {
     return 130;
   } catch (const RankLost& e) {
     if (!e.told()) print_error("magi2: {}\n", e.what());
+  } catch (const std::filesystem::filesystem_error& e) {
+    print_error("magi2: {}: {}\n", e.path1().string(), e.code().message());
   } catch (const std::bad_alloc&) {
     print_error("magi2: out of memory; fewer seconds or a smaller size need less\n");
   } catch (const std::exception& e) {

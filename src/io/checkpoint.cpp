@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "io/checkpoint.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "io/json_file.h"
@@ -52,11 +53,15 @@ class ShardedStore final : public TensorStore {
   void open_shards(const fs::path& index, const std::map<std::string, std::string>& files, Access access) {
     std::set<std::string> names;
     for (const auto& [name, file] : files) names.insert(file);
+    constexpr std::size_t kMostTold = 20;
     std::vector<std::string> missing;
+    std::error_code error;  // names that no file can have are not there either
     for (const std::string& name : names)
-      if (!fs::exists(index.parent_path() / name)) missing.push_back(printable(name));
-    require(missing.empty(), "{}: {} of {} shards are missing: {}", where(), missing.size(), names.size(),
-            fmt::join(missing, ", "));
+      if (!fs::exists(index.parent_path() / name, error)) missing.push_back(printable(name));
+    const std::size_t told = std::min(missing.size(), kMostTold);
+    require(missing.empty(), "{}: {} of {} shards are missing: {}{}", where(), missing.size(), names.size(),
+            fmt::join(missing.begin(), missing.begin() + static_cast<std::ptrdiff_t>(told), ", "),
+            missing.size() > told ? ", ..." : "");
     for (const std::string& name : names)
       shards_.emplace(name, open_safetensors(index.parent_path() / name, access));
   }

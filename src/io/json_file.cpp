@@ -64,7 +64,7 @@ Json read_json(const std::filesystem::path& file, std::vector<std::size_t>* line
   verify_native_file(file);
   const auto mapped = MappedFile::open(file);
   const auto bytes = mapped->bytes();
-  require(bytes.size() <= 256u << 20, "{}: {} bytes are too many for a JSON file", file.string(),
+  require(bytes.size() <= 64u << 20, "{}: {} bytes are too many for a JSON file", file.string(),
           bytes.size());
   return parse_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, file.string(), lines);
 }

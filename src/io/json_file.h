@@ -17,7 +17,7 @@ nlohmann::json parse_json(std::string_view text, const std::string& where,
 /// What the parser found wrong and where, without the library's name for it.
 std::string json_problem(const nlohmann::json::exception& e);
 
-/// Reads and parses a JSON file of at most 256 MB.
+/// Reads and parses a JSON file of at most 64 MB.
 nlohmann::json read_json(const std::filesystem::path& file, std::vector<std::size_t>* lines = nullptr);
 
 }  // namespace magi

@@ -191,5 +191,19 @@ TEST(GoldenCheckpoint, PyTorchFilesHoldWhatTheirConfigurationSays) {
   for (const auto& [name, info] : store->entries()) EXPECT_FALSE(name.starts_with("module.")) << name;
 }
 
+TEST(Checkpoint, ManyAndImpossibleShardNamesMakeAShortMessage) {
+  const TempDir dir;
+  std::string map = "\"t\": \"" + std::string(5000, 'x') + "\"";
+  for (int i = 0; i < 1000; ++i) map += fmt::format(", \"t{}\": \"shard-{}.safetensors\"", i, i);
+  dir.write("model.safetensors.index.json", "{\"weight_map\": {" + map + "}}");
+  try {
+    open_checkpoint(dir.path());
+    FAIL() << "opened";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("1001 of 1001 shards are missing"), std::string::npos) << e.what();
+    EXPECT_LT(std::string(e.what()).size(), 2000u);
+  }
+}
+
 }  // namespace
 }  // namespace magi
