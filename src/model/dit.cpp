@@ -143,9 +143,9 @@ std::vector<Velocity> project_velocity(Ops& ops, const AdapterWeights& w, const 
   return velocities;
 }
 
-Tensor attention_branch(Ops& ops, const AttentionWeights& w, const AttentionShape& shape, const Tensor& n,
-                        const Tensor& rope, const Segments& segments,
-                        const std::function<Tensor(const Tensor& qkv, const AttentionOptions&)>& attend) {
+Tensor attended_heads(Ops& ops, const AttentionWeights& w, const AttentionShape& shape, const Tensor& n,
+                      const Tensor& rope, const Segments& segments,
+                      const std::function<Tensor(const Tensor& qkv, const AttentionOptions&)>& attend) {
   AttentionOptions options;
   options.heads = shape.heads;
   options.kv_heads = shape.kv_heads;
@@ -154,12 +154,7 @@ Tensor attention_branch(Ops& ops, const AttentionWeights& w, const AttentionShap
   if (w.gate.data.defined()) options.gate = ops.linear(n, w.gate, segments, n.dtype());
   const Tensor qkv = ops.linear(n, w.qkv, segments, n.dtype());
   ops.qk_norm_rope(qkv, shape.heads, shape.kv_heads, w.q_norm, w.k_norm, rope, segments);
-  return ops.linear(attend(qkv, options), w.proj, segments, n.dtype());
-}
-
-Tensor dense_mlp(Ops& ops, const DenseMlpWeights& w, const Tensor& n, const Segments& segments) {
-  const Tensor inner = ops.linear(n, w.up, segments, n.dtype(), Epilogue::swiglu7);
-  return ops.linear(inner, w.down, segments, n.dtype());
+  return attend(qkv, options);
 }
 
 }  // namespace magi

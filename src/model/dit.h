@@ -95,13 +95,10 @@ std::vector<Velocity> project_velocity(Ops& ops, const AdapterWeights& w, const 
                                        const SequenceOnDevice& inputs, const Tensor& hidden,
                                        const Parallel& parallel = {});
 
-/// n [N, D], normalised → [N, D], to be added to the residual: qkv, q/k norm, rotary, `attend` (gated where
-/// the layer has a gate), projection.
-Tensor attention_branch(Ops& ops, const AttentionWeights& w, const AttentionShape& shape, const Tensor& n,
-                        const Tensor& rope, const Segments& segments,
-                        const std::function<Tensor(const Tensor& qkv, const AttentionOptions&)>& attend);
-
-/// down(swiglu7(up(n))).
-Tensor dense_mlp(Ops& ops, const DenseMlpWeights& w, const Tensor& n, const Segments& segments);
+/// n [N, D], normalised → [N, heads·head_dim], what the layer's projection takes: qkv, q/k norm, rotary,
+/// `attend` (gated where the layer has a gate).
+Tensor attended_heads(Ops& ops, const AttentionWeights& w, const AttentionShape& shape, const Tensor& n,
+                      const Tensor& rope, const Segments& segments,
+                      const std::function<Tensor(const Tensor& qkv, const AttentionOptions&)>& attend);
 
 }  // namespace magi

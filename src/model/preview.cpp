@@ -46,25 +46,30 @@ Tensor Preview::attention(Ops& ops, const PreviewLayer& layer, const Tensor& n,
   const auto whole_samples = [&](const Tensor& qkv, const AttentionOptions& options) {
     return ops.attention(qkv, samples, options);
   };
-  return attention_branch(ops, layer.attention, config_.attention, n, inputs.rope, inputs.segments,
-                          [&](const Tensor& qkv, const AttentionOptions& options) {
-                            return parallel_.attention(ops, sequence, qkv, options, whole_samples);
-                          });
+  const Tensor heads =
+      attended_heads(ops, layer.attention, config_.attention, n, inputs.rope, inputs.segments,
+                     [&](const Tensor& qkv, const AttentionOptions& options) {
+                       return parallel_.attention(ops, sequence, qkv, options, whole_samples);
+                     });
+  return ops.linear(heads, layer.attention.proj, inputs.segments, n.dtype());
 }
 
 Tensor Preview::mlp(Ops& ops, const PreviewLayer& layer, Tensor n, const SequenceOnDevice& inputs,
                     const Segments& sequence, const Probe& probe) const {
   const Segments& segments = inputs.segments;
-  if (layer.dense) return dense_mlp(ops, *layer.dense, n, segments);
-  const MoeWeights& w = *layer.moe;
   const DType dtype = n.dtype();
+  if (layer.dense) {
+    const Tensor inner = ops.linear(n, layer.dense->up, segments, dtype, Epilogue::swiglu7);
+    return ops.linear(inner, layer.dense->down, segments, dtype);
+  }
+  const MoeWeights& w = *layer.moe;
 
   // The shared experts may run while the tokens are on their way to the routed ones.
   Trade trade = parallel_.to_expert_heads(ops, sequence, ops.linear(n, w.split), config_.moe_heads);
   const Tensor shared = ops.linear(ops.linear(n, w.shared_up, Epilogue::swiglu7), w.shared_down);
   {
     const Tensor inner = ops.linear(n, w.modality_up, segments, dtype, Epilogue::swiglu7);
-    ops.add(shared, ops.linear(inner, w.modality_down, segments, dtype));
+    ops.linear_add(shared, inner, w.modality_down, segments);
   }
   n = {};
 
@@ -77,9 +82,8 @@ Tensor Preview::mlp(Ops& ops, const PreviewLayer& layer, Tensor n, const Sequenc
     y = ops.experts(y, routing, w.experts);
   }
   y = parallel_.to_own_rows(ops, sequence, y, config_.moe_heads, config_.moe_width / config_.moe_heads);
-  y = ops.linear(y, w.merge);
-  ops.add(y, shared);
-  return y;
+  ops.linear_add(shared, y, w.merge, segments);
+  return shared;
 }
 
 PreviewRun::PreviewRun(Ops& ops, const Preview& model, PackedSequence sequence, DType dtype)

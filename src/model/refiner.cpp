@@ -10,6 +10,14 @@ std::array<std::int64_t, 3> sizes_of(const LatentGrid& grid) {
   return {grid.t, grid.h, grid.w};
 }
 
+/// Residual x ← x + y·Wᵀ, the product normed in between where the layer has a norm there.
+void add_product(Ops& ops, const Tensor& x, const Tensor& y, const LinearWeight& w, const Segments& segments,
+                 const std::optional<NormWeight>& post_norm) {
+  if (!post_norm) return ops.linear_add(x, y, w, segments);
+  const Tensor product = ops.linear(y, w, segments, y.dtype());
+  ops.add(x, ops.rms_norm(product, *post_norm, segments, x.dtype()));
+}
+
 }  // namespace
 
 Refiner::Cells Refiner::forward(Ops& ops, const PackedSequence& sequence, const SequenceOnDevice& inputs,
@@ -21,29 +29,27 @@ Refiner::Cells Refiner::forward(Ops& ops, const PackedSequence& sequence, const 
     const Lease<RefinerLayer> layer = layers_->layer(i);
     {
       const Tensor n = ops.rms_norm(x, layer->attention.norm, segments, dtype);
-      Tensor y = attention(ops, *layer, n, sequence, inputs, rows);
-      if (layer->attention_post_norm) y = ops.rms_norm(y, *layer->attention_post_norm, segments, dtype);
-      ops.add(x, y);
+      add_product(ops, x, heads(ops, *layer, n, sequence, inputs, rows), layer->attention.proj, segments,
+                  layer->attention_post_norm);
     }
-    const Tensor n = ops.rms_norm(x, layer->mlp_norm, segments, dtype);
-    Tensor y = dense_mlp(ops, layer->mlp, n, segments);
-    if (layer->mlp_post_norm) y = ops.rms_norm(y, *layer->mlp_post_norm, segments, DType::f32);
+    Tensor n = ops.rms_norm(x, layer->mlp_norm, segments, dtype);
+    const Tensor inner = ops.linear(n, layer->mlp.up, segments, dtype, Epilogue::swiglu7);
+    n = {};
     if (x.dtype() != DType::f32) x = ops.cast(x, DType::f32);  // the residual is f32 from the first MLP on
-    ops.add(x, y);
+    add_product(ops, x, inner, layer->mlp.down, segments, layer->mlp_post_norm);
   }
   return project(ops, sequence, rows, x);
 }
 
-Tensor Refiner::attention(Ops& ops, const RefinerLayer& layer, const Tensor& n,
-                          const PackedSequence& sequence, const SequenceOnDevice& inputs,
-                          const RefinerRows& rows) const {
+Tensor Refiner::heads(Ops& ops, const RefinerLayer& layer, const Tensor& n, const PackedSequence& sequence,
+                      const SequenceOnDevice& inputs, const RefinerRows& rows) const {
   // A layer without windows has one that reaches everything.
   const auto radius =
       layer.windowed ? config_.radius : BlockGrid(sizes_of(sequence.grid), config_.block).counts();
   const auto attend = [&](const Tensor& qkv, const AttentionOptions& options) {
     return rows.attention(ops, qkv, options, radius);
   };
-  return attention_branch(ops, layer.attention, config_.attention, n, inputs.rope, inputs.segments, attend);
+  return attended_heads(ops, layer.attention, config_.attention, n, inputs.rope, inputs.segments, attend);
 }
 
 Refiner::Cells Refiner::project(Ops& ops, const PackedSequence& sequence, const RefinerRows& rows,

@@ -68,8 +68,8 @@ class Refiner {
                 const RefinerRows& rows, const Tensor& video, const Tensor& audio, DType dtype) const;
 
  private:
-  Tensor attention(Ops& ops, const RefinerLayer& layer, const Tensor& n, const PackedSequence& sequence,
-                   const SequenceOnDevice& inputs, const RefinerRows& rows) const;
+  Tensor heads(Ops& ops, const RefinerLayer& layer, const Tensor& n, const PackedSequence& sequence,
+               const SequenceOnDevice& inputs, const RefinerRows& rows) const;
   Cells project(Ops& ops, const PackedSequence& sequence, const RefinerRows& rows, const Tensor& x) const;
 
   RefinerConfig config_;

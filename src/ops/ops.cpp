@@ -121,7 +121,8 @@ Tensor Ops::linear(const Tensor& x, const LinearWeight& w, const Segments& segme
   checks::dtype("linear", "x", x, {w.dtype});
   require(checks::is_float(out_dtype), "linear: result dtype {}, expected f32 or bf16", name_of(out_dtype));
   checks::segments("linear", segments, x.dim(0), w.groups);
-  const bool gated = epilogue != Epilogue::none;
+  const bool gated = is_gated(epilogue);
+  require(epilogue != Epilogue::add, "linear: linear_add is what adds to a tensor");
   require(!gated || w.out % 2 == 0, "linear: a gated epilogue needs an even number of columns, not {}",
           w.out);
   Tensor y = arena().alloc(out_dtype, {x.dim(0), gated ? w.out / 2 : w.out});
@@ -149,6 +150,20 @@ void Ops::linear_into(Tensor y, const Tensor& x, const LinearWeight& w) {
   run(
       {"linear", flops, checks::bytes({&x, &w.data, &y})}, [&] { do_linear(x, w, {}, Epilogue::none, y); },
       linear_scratch(x, w, {}, Epilogue::none, y));
+}
+
+void Ops::linear_add(Tensor y, const Tensor& x, const LinearWeight& w, const Segments& segments) {
+  checks::tensor("linear_add", "x", x, {-1, w.in});
+  checks::dtype("linear_add", "x", x, {w.dtype});
+  checks::tensor("linear_add", "y", y, {x.dim(0), w.out}, true);
+  checks::dtype("linear_add", "y", y, {w.dtype, DType::f32});
+  checks::segments("linear_add", segments, x.dim(0), w.groups);
+  require(!w.bias.defined(), "linear_add: weights with a bias, expected none");
+  const double flops =
+      2.0 * static_cast<double>(x.dim(0)) * static_cast<double>(w.in) * static_cast<double>(w.out);
+  run(
+      {"linear", flops, checks::bytes({&x, &w.data, &y, &y})},
+      [&] { do_linear(x, w, segments, Epilogue::add, y); }, linear_scratch(x, w, segments, Epilogue::add, y));
 }
 
 Tensor Ops::rms_norm(const Tensor& x, const NormWeight& w, const Segments& segments, DType out_dtype) {

@@ -85,7 +85,11 @@ struct MhcWeight {
 
 /// What happens to a linear layer's output. The gated ones take interleaved columns (even gate, odd linear)
 /// and halve the width: swiglu7(a,b) with a ≤ 7, |b| ≤ 7: a·σ(1.702a)·(b+1); silu_gate(a,b) = silu(a)·b.
-enum class Epilogue : std::uint8_t { none, swiglu7, silu_gate };
+/// `add` is linear_add's.
+enum class Epilogue : std::uint8_t { none, swiglu7, silu_gate, add };
+constexpr bool is_gated(Epilogue e) {
+  return e == Epilogue::swiglu7 || e == Epilogue::silu_gate;
+}
 
 enum class Activation : std::uint8_t { none, relu, silu };
 
@@ -212,6 +216,9 @@ class Ops {
   Tensor linear(const Tensor& x, const LinearWeight& w, Epilogue epilogue = Epilogue::none);
   /// Same, into y [N, out] (rows of a larger tensor; f32 or bf16).
   void linear_into(Tensor y, const Tensor& x, const LinearWeight& w);
+  /// y ← y + x·Wᵀ: y [N, out] is of x's dtype or f32; the product's f32 sum is added to it in f32 and rounded
+  /// once, to y's dtype. Weights have no bias.
+  void linear_add(Tensor y, const Tensor& x, const LinearWeight& w, const Segments& segments);
 
   /// x [N, D] → [N, D] in `out_dtype`; computed in f32.
   Tensor rms_norm(const Tensor& x, const NormWeight& w, const Segments& segments, DType out_dtype);

@@ -140,6 +140,27 @@ TEST_P(CudaOpsTest, LinearInto) {
   });
 }
 
+TEST_P(CudaOpsTest, LinearAdd) {
+  struct Case {
+    std::int64_t rows, in, out;
+    int groups;
+  };
+  for (const Case c : {Case{5, 3, 6, 1}, {101, 64, 40, 3}, {300, 1280, 3072, 3}, {300, 4096, 4096, 1}})
+    for (const DType y_dtype : {DType::bf16, DType::f32}) {
+      if (y_dtype == DType::bf16 && dtype() == DType::f32) continue;
+      const Tensor x = random({c.rows, c.in}), w = random({c.groups * c.out, c.in}, 0.05f);
+      const Tensor old = random_f32({c.rows, c.out}).to(y_dtype);
+      const Segments segments = mixed_segments(c.rows);
+      compare(
+          [&](Ops& ops, const Put& put) -> std::vector<Tensor> {
+            const Tensor y = ops.cast(put(old), y_dtype);
+            ops.linear_add(y, put(x), ops.pack_linear(w, c.groups, dtype()), segments);
+            return {y};
+          },
+          1e-5, y_dtype == DType::bf16 ? 4e-3 : 3e-5);
+    }
+}
+
 TEST_P(CudaOpsTest, LinearAtReleaseWidthRowsStandAlone) {
   const Tensor x = random({300, 3072}), w = random({2560, 3072}, 0.02f);
   const Operation all = [&](Ops& ops, const Put& put) -> std::vector<Tensor> {

@@ -130,6 +130,24 @@ TEST_P(LinearTest, WritesIntoRowsOfALargerTensor) {
   }
 }
 
+/// The sum in f32 is rounded once: a product that is rounded first would be further off.
+TEST_P(LinearTest, AddsToRowsOfALargerTensor) {
+  const Segments segments = mixed_segments(150);
+  const Tensor x = random({150, 96}, 1), weight = random({3 * 40, 96}, 2, 0.2f);
+  const LinearWeight w = ops_->pack_linear(weight, 3, dtype());
+  const Doubles product = linear_of(x, weight, {}, 3, segments, Epilogue::none);
+  for (const DType y_dtype : {DType::bf16, DType::f32}) {
+    if (y_dtype == DType::bf16 && dtype() == DType::f32) continue;
+    const Tensor whole = random_f32({160, 40}, 4).to(y_dtype), before = whole.clone();
+    Doubles expected = doubles(before.rows(5, 150));
+    for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += product[i];
+    ops_->linear_add(whole.rows(5, 150), x, w, segments);
+    EXPECT_LT(relative_error(whole.rows(5, 150), expected), tolerance(y_dtype));
+    EXPECT_TRUE(same_bytes(whole.rows(0, 5), before.rows(0, 5)));
+    EXPECT_TRUE(same_bytes(whole.rows(155, 5), before.rows(155, 5)));
+  }
+}
+
 TEST_P(LinearTest, RowsAreIndependent) {
   for (const std::int64_t in : {100, 256, 1536}) {
     const Tensor x = random({1000, in}, 1), weight = random({3 * 66, in}, 2, 0.1f);
@@ -155,6 +173,10 @@ TEST_P(LinearTest, RefusesWrongInput) {
   const LinearWeight odd = ops_->pack_linear(random({5, 16}, 1), 1, dtype());
   expect_error([&] { ops_->linear(random({4, 16}, 2), odd, Epilogue::swiglu7); }, "even number");
   expect_error([&] { ops_->pack_linear(random({5, 16}, 1), 3, dtype()); }, "pack_linear: weight [5,16]");
+  expect_error([&] { ops_->linear(random({4, 16}, 2), w, Epilogue::add); }, "linear_add is what adds");
+  expect_error([&] { ops_->linear_add(random({4, 5}, 3), random({4, 16}, 2), w, {}); }, "y is [4,5]");
+  const LinearWeight biased = ops_->pack_linear(random({6, 16}, 1), 1, dtype(), random_f32({6}, 2));
+  expect_error([&] { ops_->linear_add(random({4, 6}, 3), random({4, 16}, 2), biased, {}); }, "a bias");
 }
 
 /// Also where the processor has no bf16 product and the kernel multiplies in f32.

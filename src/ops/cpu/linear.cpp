@@ -41,11 +41,12 @@ std::vector<RowTile> row_tiles(const Segments& segments, std::int64_t rows, int 
 }
 
 template <typename T>
-MAGI2_INLINE void finish_plain(const float* c, std::int64_t columns, const float* bias, T* y) {
+MAGI2_INLINE void finish_plain(const float* c, std::int64_t columns, const float* bias, bool add, T* y) {
   for (std::int64_t j = 0; j < columns; j += kLanes) {
     const std::int64_t count = std::min(kLanes, columns - j);
     Floats v = load(c + j);
     if (bias) v += count == kLanes ? load(bias + j) : load(bias + j, count);
+    if (add) v += count == kLanes ? load(y + j) : load(y + j, count);
     if (count == kLanes) {
       store(y + j, v);
     } else {
@@ -100,8 +101,8 @@ template <typename T>
 MAGI2_INLINE void finish(const Finish& f, T* y) {
   for (std::int64_t r = 0; r < f.rows; ++r) {
     const float* c = f.c + r * f.c_pitch;
-    if (f.epilogue == Epilogue::none) {
-      finish_plain(c, f.columns, f.bias, y + r * f.y_pitch);
+    if (!is_gated(f.epilogue)) {
+      finish_plain(c, f.columns, f.bias, f.epilogue == Epilogue::add, y + r * f.y_pitch);
     } else {
       finish_gated(c, f.columns, f.bias, f.epilogue, f.round_first, y + r * f.y_pitch);
     }
@@ -172,7 +173,7 @@ void CpuOps::do_linear(const Tensor& x, const LinearWeight& w, const Segments& s
         const float* bias = w.bias.defined() ? w.bias.data<float>() + t.group * w.out + first : nullptr;
         finish({epilogue, w.dtype == DType::bf16, bias, t.rows, columns.width(column), product, gemm.n(),
                 y.pitch()},
-               y, t.first, epilogue == Epilogue::none ? first : first / 2);
+               y, t.first, is_gated(epilogue) ? first / 2 : first);
       }
     }
   }

@@ -95,9 +95,9 @@ std::int64_t panel_rows(std::int64_t out, DType dtype) {
                                 static_cast<std::int64_t>(kWaiting / (size_of(dtype) * out)) / 1024 * 1024);
 }
 
-/// Whether the product is the result.
+/// Whether the product is the result, or is added to it as it is.
 bool is_direct(const LinearWeight& w, Epilogue epilogue, const Tensor& y) {
-  return epilogue == Epilogue::none && !w.bias.defined() && (y.dtype() == w.dtype || y.dtype() == DType::f32);
+  return !is_gated(epilogue) && !w.bias.defined() && (y.dtype() == w.dtype || y.dtype() == DType::f32);
 }
 
 DType product_dtype(const LinearWeight& w) {
@@ -136,7 +136,7 @@ void CudaOps::do_linear(const Tensor& x, const LinearWeight& w, const Segments& 
     const Tensor matrix = w.data.rows(runs.group[i] * w.out, w.out);
     if (direct) {
       Tensor to = y.rows(first, end - first);
-      products_->multiply(x.rows(first, end - first), matrix.raw(), w.out, to, s);
+      products_->multiply(x.rows(first, end - first), matrix.raw(), w.out, to, epilogue == Epilogue::add, s);
       continue;
     }
     const float* bias = w.bias.defined() ? elements<float>(w.bias) + runs.group[i] * w.out : nullptr;
@@ -146,7 +146,7 @@ void CudaOps::do_linear(const Tensor& x, const LinearWeight& w, const Segments& 
     for (std::int64_t row = first; row < end; row += panel) {
       const std::int64_t count = std::min(panel, end - row);
       Tensor part = p.rows(0, count);
-      products_->multiply(x.rows(row, count), matrix.raw(), w.out, part, s);
+      products_->multiply(x.rows(row, count), matrix.raw(), w.out, part, false, s);
       finish(part, bias, epilogue, w.dtype == DType::bf16, y.rows(row, count), s);
     }
   }

@@ -101,7 +101,7 @@ const cublasLtMatmulAlgo_t& MatrixProducts::algorithm(const Key& key) {
        name_of(key.input));
 }
 
-void MatrixProducts::multiply(const Tensor& x, const void* w, std::int64_t out, Tensor& y,
+void MatrixProducts::multiply(const Tensor& x, const void* w, std::int64_t out, Tensor& y, bool add,
                               cudaStream_t stream) {
   const std::int64_t rows = x.dim(0), in = x.dim(1);
   if (rows == 0) return;
@@ -117,9 +117,9 @@ void MatrixProducts::multiply(const Tensor& x, const void* w, std::int64_t out, 
   const Operation operation;
   const Layout w_layout(x.dtype(), in, out, in), x_layout(x.dtype(), in, rows, x_pitch),
       y_layout(y.dtype(), out, rows, y_pitch);
-  const float one = 1, zero = 0;
+  const float one = 1, old = add ? 1.f : 0.f;
   check(cublasLtMatmul(handle_.get(), operation.handle, &one, w, w_layout.handle, x.raw(), x_layout.handle,
-                       &zero, y.raw(), y_layout.handle, y.raw(), y_layout.handle, &algo, workspace_.get(),
+                       &old, y.raw(), y_layout.handle, y.raw(), y_layout.handle, &algo, workspace_.get(),
                        kWorkspace, stream),
         "launch");
 }
