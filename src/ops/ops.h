@@ -216,8 +216,8 @@ class Ops {
   Tensor linear(const Tensor& x, const LinearWeight& w, Epilogue epilogue = Epilogue::none);
   /// Same, into y [N, out] (rows of a larger tensor; f32 or bf16).
   void linear_into(Tensor y, const Tensor& x, const LinearWeight& w);
-  /// y ← y + x·Wᵀ: y [N, out] is of x's dtype or f32; the product's f32 sum is added to it in f32 and rounded
-  /// once, to y's dtype. Weights have no bias.
+  /// add(y, linear(x, w, segments, y's dtype)) without the tensor in between (whose rounding a library's
+  /// product may leave out): y [N, out] is of x's dtype or f32. Weights have no bias.
   void linear_add(Tensor y, const Tensor& x, const LinearWeight& w, const Segments& segments);
 
   /// x [N, D] → [N, D] in `out_dtype`; computed in f32.

@@ -140,12 +140,25 @@ TEST_P(CudaOpsTest, LinearInto) {
   });
 }
 
+TEST_P(CudaOpsTest, LinearByModalityWithEpilogues) {  // whole 16-byte pieces, but no whole tiles
+  const Tensor x = random({450, 1000}), w = random({3 * 528, 1000}, 0.05f);
+  const Segments segments = mixed_segments(450);
+  for (const Epilogue epilogue : {Epilogue::none, Epilogue::swiglu7, Epilogue::silu_gate})
+    compare(
+        [&](Ops& ops, const Put& put) -> std::vector<Tensor> {
+          return {ops.linear(put(x), ops.pack_linear(w, 3, dtype()), segments, dtype(), epilogue)};
+        },
+        5e-6, 1e-3);
+}
+
+/// 0.002 would be a library that adds bf16 without rounding the product first.
 TEST_P(CudaOpsTest, LinearAdd) {
   struct Case {
     std::int64_t rows, in, out;
     int groups;
   };
-  for (const Case c : {Case{5, 3, 6, 1}, {101, 64, 40, 3}, {300, 1280, 3072, 3}, {300, 4096, 4096, 1}})
+  for (const Case c :
+       {Case{5, 3, 6, 1}, {101, 64, 40, 3}, {450, 1000, 528, 3}, {300, 1280, 3072, 3}, {300, 4096, 4096, 1}})
     for (const DType y_dtype : {DType::bf16, DType::f32}) {
       if (y_dtype == DType::bf16 && dtype() == DType::f32) continue;
       const Tensor x = random({c.rows, c.in}), w = random({c.groups * c.out, c.in}, 0.05f);
@@ -157,7 +170,7 @@ TEST_P(CudaOpsTest, LinearAdd) {
             ops.linear_add(y, put(x), ops.pack_linear(w, c.groups, dtype()), segments);
             return {y};
           },
-          1e-5, y_dtype == DType::bf16 ? 4e-3 : 3e-5);
+          1e-5, y_dtype == DType::bf16 ? 1e-3 : 3e-5);
     }
 }
 

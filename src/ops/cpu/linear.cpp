@@ -46,7 +46,11 @@ MAGI2_INLINE void finish_plain(const float* c, std::int64_t columns, const float
     const std::int64_t count = std::min(kLanes, columns - j);
     Floats v = load(c + j);
     if (bias) v += count == kLanes ? load(bias + j) : load(bias + j, count);
-    if (add) v += count == kLanes ? load(y + j) : load(y + j, count);
+    if (add) {
+      T product[kLanes];
+      store(product, v);
+      v = load(product) + (count == kLanes ? load(y + j) : load(y + j, count));
+    }
     if (count == kLanes) {
       store(y + j, v);
     } else {

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Linear layers: a product per run of rows of one weight group, then bias, gate and cast in one pass where
-// there are any.
+// there are any. On Hopper most that are not one product are one kernel (linear_sm90.cu).
 #include <algorithm>
 
 #include "ops/checks.h"
 #include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/gated.cuh"
+#include "ops/cuda/linear_sm90.h"
 #include "ops/cuda/matrix_products.h"
 #include "ops/cuda/rows.cuh"
 
@@ -25,22 +27,11 @@ struct Finish {
   bool round_first;  ///< a gated epilogue starts from the product rounded to bf16
 };
 
-/// Accurate enough for a result of type Y.
-template <Epilogue kEpilogue, typename Y>
-__device__ __forceinline__ float gated(float a, float b, bool round_first) {
-  if (round_first) {
-    a = __bfloat162float(__float2bfloat16(a));
-    b = __bfloat162float(__float2bfloat16(b));
-  }
-  if constexpr (kEpilogue == Epilogue::swiglu7) return swiglu7<Y>(a, b);
-  return silu<Y>(a) * b;
-}
-
 /// A thread makes V columns of y; `row_blocks` blocks make a row.
 template <typename P, typename Y, Epilogue kEpilogue, int V>
 __global__ __launch_bounds__(kThreads) void finish_kernel(const __grid_constant__ Finish f,
                                                           unsigned row_blocks) {
-  constexpr bool kGated = kEpilogue != Epilogue::none;
+  constexpr bool kGated = kIsGated<kEpilogue>;
   constexpr int kInputs = kGated ? 2 * V : V;
   const std::int64_t row = blockIdx.x / row_blocks;
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.x % row_blocks) * kThreads + threadIdx.x;
@@ -63,8 +54,8 @@ __global__ __launch_bounds__(kThreads) void finish_kernel(const __grid_constant_
 
 template <typename P, typename Y, Epilogue kEpilogue>
 void finish(const Finish& f, bool wide, cudaStream_t stream) {
-  constexpr int kWide = kEpilogue == Epilogue::none ? 8 : 4;
-  const std::int64_t columns = kEpilogue == Epilogue::none ? f.out : f.out / 2;
+  constexpr int kWide = kIsGated<kEpilogue> ? 4 : 8;
+  const std::int64_t columns = kIsGated<kEpilogue> ? f.out / 2 : f.out;
   const std::int64_t threads = columns / (wide ? kWide : 1);
   const auto row_blocks = static_cast<unsigned>((threads + kThreads - 1) / kThreads);
   const auto kernel = wide ? finish_kernel<P, Y, kEpilogue, kWide> : finish_kernel<P, Y, kEpilogue, 1>;
@@ -76,7 +67,7 @@ void finish(const Tensor& p, const float* bias, Epilogue epilogue, bool round_fi
             cudaStream_t stream) {
   const std::int64_t out = p.dim(1);
   const Finish f{p.raw(), bias, y.raw(), y.pitch(), p.dim(0), out, round_first};
-  const bool wide = vectors_fit(p, out, 8) && vectors_fit(y, y.dim(1), epilogue == Epilogue::none ? 8 : 4);
+  const bool wide = vectors_fit(p, out, 8) && vectors_fit(y, y.dim(1), is_gated(epilogue) ? 4 : 8);
   with_element(p.dtype(), [&]<typename P>(P) {
     with_element(y.dtype(), [&]<typename Y>(Y) {
       if (epilogue == Epilogue::none)
@@ -115,7 +106,7 @@ LinearWeight CudaOps::pack_linear(const Tensor& weight, int groups, DType dtype,
 
 std::int64_t CudaOps::linear_scratch(const Tensor& x, const LinearWeight& w, const Segments& segments,
                                      Epilogue epilogue, const Tensor& y) const {
-  if (is_direct(w, epilogue, y)) return 0;
+  if (is_direct(w, epilogue, y) || cuda::linear_sm90_takes(x, w, epilogue, y, device().index)) return 0;
   const RowGroups runs = row_groups(segments, w.groups, x.dim(0));
   std::int64_t longest = 0;
   for (int i = 0; i < runs.count; ++i)
@@ -127,6 +118,8 @@ std::int64_t CudaOps::linear_scratch(const Tensor& x, const LinearWeight& w, con
 void CudaOps::do_linear(const Tensor& x, const LinearWeight& w, const Segments& segments, Epilogue epilogue,
                         Tensor& y) {
   const cudaStream_t s = stream();
+  if (cuda::linear_sm90_takes(x, w, epilogue, y, device().index))
+    return cuda::linear_sm90(x, w, segments, epilogue, y, s);
   if (!products_) products_ = std::make_shared<MatrixProducts>();
   const bool direct = is_direct(w, epilogue, y);
   const DType product = product_dtype(w);

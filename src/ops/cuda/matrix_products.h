@@ -18,9 +18,8 @@ class MatrixProducts {
  public:
   MatrixProducts();
 
-  /// y [rows, out] = x [rows, in] · w [out, in]ᵀ, or `add` that to y; sums in f32 (TF32 is off), rounded
-  /// once. x and w of one dtype; y of that dtype or f32. x and y may have a row pitch. Memory of the current
-  /// device.
+  /// y [rows, out] = x [rows, in] · w [out, in]ᵀ, sums in f32 (TF32 is off); with `add` y plus that. x and w
+  /// of one dtype; y of that dtype or f32. x and y may have a row pitch. Memory of the current device.
   void multiply(const Tensor& x, const void* w, std::int64_t out, Tensor& y, bool add, cudaStream_t stream);
 
  private:
