@@ -15,6 +15,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kRootVariable = "${MAGI2_CKPT_ROOT}";
 constexpr std::size_t kLongestList = 65536;
+constexpr std::size_t kLongestChain = 32;
 
 void expand_root(Json& value, const std::string& root) {
   if (value.is_string()) {
@@ -43,6 +44,8 @@ Json read_extending(const fs::path& file, std::vector<fs::path>& chain) {
   const fs::path identity = fs::weakly_canonical(file, error);
   require(std::ranges::find(chain, identity) == chain.end(),
           "{}: configurations extend each other in a circle", file.string());
+  require(chain.size() < kLongestChain, "{}: more than {} configurations extend each other", file.string(),
+          kLongestChain);
   chain.push_back(identity);
   Json json = read_json(file);
   require(json.is_object(), "{}: a configuration is a JSON object", file.string());

@@ -27,6 +27,9 @@ TEST(Config, RefusesCirclesAndBrokenFiles) {
   dir.write("a.json", R"({"extends": "b.json"})");
   dir.write("b.json", R"({"extends": "./a.json"})");
   expect_error([&] { load_config(dir / "a.json", ""); }, "circle");
+  for (int i = 0; i < 100; ++i)
+    dir.write(fmt::format("chain{}.json", i), fmt::format("{{\"extends\": \"chain{}.json\"}}", i + 1));
+  expect_error([&] { load_config(dir / "chain0.json", ""); }, "more than 32");
   expect_error([&] { load_config(dir.write("c.json", R"({"extends": 7})"), ""); }, "extends");
   expect_error([&] { load_config(dir.write("d.json", R"({"extends": "none.json"})"), ""); }, "none.json");
   expect_error([&] { load_config(dir.write("e.json", "[1]"), ""); }, "object");
