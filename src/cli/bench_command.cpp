@@ -13,7 +13,7 @@
 #include "ops/devices.h"
 #include "run/components.h"
 #include "run/compute_device.h"
-#include "run/report.h"
+#include "run/sha256.h"
 
 namespace magi {
 namespace {

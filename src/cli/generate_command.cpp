@@ -163,63 +163,70 @@ void run_generate(GenerateArguments& a) {
   });
 }
 
+void add_clip_options(CLI::App& c, GenerateArguments& a) {
+  c.option_defaults()->group("Clip");
+  auto* prompt = add_field<std::string>(c, a, "-p,--prompt", "prompt", "What to show and to let hear");
+  c.add_option("--prompt-file", a.prompt_file, "Read the prompt from a file")
+      ->type_name("FILE")
+      ->excludes(prompt);
+  c.add_option_function<std::vector<std::string>>(
+       "-i,--image",
+       [&a](const std::vector<std::string>& paths) {
+         const bool named = paths.size() == 1 && !paths[0].empty() && paths[0][0] == '{';
+         a.request["image"] = named ? nlohmann::json::parse(paths[0], nullptr, false) : nlohmann::json(paths);
+       },
+       "Reference image, may be repeated: <Figure 1> in the prompt is the first frame, <Figure 2> …; or "
+       "{\"<Figure k>\": \"path\", …}")
+      ->type_name("FILE");
+  add_field<std::string>(c, a, "--preset", "preset",
+                         "Size: 272p (448x256), 540p (896x512) or 1080p (540p refined to 1920x1088)");
+  add_field<std::int64_t>(c, a, "-W,--width", "width",
+                          "Pixels, a multiple of 16 (default: the root's; the release: 896)");
+  add_field<std::int64_t>(c, a, "-H,--height", "height",
+                          "Pixels, a multiple of 16 (default: the root's; the release: 512)");
+  add_field<double>(c, a, "--seconds", "seconds",
+                    "Length, 0.02 to 60 (default: the root's; the release: 10, what it was trained for)");
+  add_field<std::int64_t>(c, a, "--steps", "steps",
+                          "Denoising steps, 1 to 1000 (default: the root's; the release: 100)");
+  add_field<std::int64_t>(c, a, "--seed", "seed", "Same seed, same clip (default: 42)");
+  add_field<double>(c, a, "--cfg-video", "cfg_video",
+                    "Guidance scale of the video (default: the root's; the release: 5)");
+  add_field<double>(c, a, "--cfg-audio", "cfg_audio",
+                    "Guidance scale of the audio (default: the root's; the release: 7)");
+  add_field<std::string>(c, a, "--negative-prompt", "negative_prompt",
+                         "What not to show (default: the official one)");
+  add_field<std::string>(c, a, "--refine", "refine",
+                         "Refine to this size, multiples of 16, at twice the frame rate")
+      ->type_name("WxH");
+  add_field<std::int64_t>(c, a, "--refiner-steps", "refiner_steps",
+                          "Denoising steps of the refiner (default: the root's; the release: 5)");
+  add_field<std::string>(c, a, "--vae", "vae", "Video decoder: turbo (default) or wan");
+}
+
+void add_file_options(CLI::App& c, GenerateArguments& a) {
+  c.option_defaults()->group("Files");
+  c.add_option("-o,--output", a.output, "The MP4 to write; several are numbered: clip-0.mp4, …")
+      ->type_name("FILE")
+      ->capture_default_str();
+  add_field<std::int64_t>(c, a, "--output-width", "output_width",
+                          "Resize the finished frames; with --output-height");
+  add_field<std::int64_t>(c, a, "--output-height", "output_height",
+                          "Resize the finished frames; with --output-width");
+  c.add_flag("--no-audio", a.no_audio, "No sound track");
+  c.add_option("--save-latents", a.latents, "Directory for the latents, as safetensors")->type_name("DIR");
+  c.add_option("--stats", a.stats, "Write times, memory, steps and hashes as JSON")->type_name("FILE");
+  c.add_option("--profile", a.trace, "Write a denoising step as a Chrome trace (ui.perfetto.dev shows it)")
+      ->type_name("FILE");
+}
+
 }  // namespace
 
 void add_generate_command(CLI::App& app, Work& work) {
   CLI::App& c = *app.add_subcommand("generate", "Make a clip from a prompt");
   auto a = std::make_shared<GenerateArguments>();
   c.add_option("-m,--model", a->root, "Checkpoint root")->envname("MAGI2_CKPT_ROOT")->type_name("DIR");
-  c.option_defaults()->group("Clip");
-  auto* prompt = add_field<std::string>(c, *a, "-p,--prompt", "prompt", "What to show and to let hear");
-  c.add_option("--prompt-file", a->prompt_file, "Read the prompt from a file")
-      ->type_name("FILE")
-      ->excludes(prompt);
-  c.add_option_function<std::vector<std::string>>(
-       "-i,--image",
-       [a = a.get()](const std::vector<std::string>& paths) {
-         const bool named = paths.size() == 1 && !paths[0].empty() && paths[0][0] == '{';
-         a->request["image"] =
-             named ? nlohmann::json::parse(paths[0], nullptr, false) : nlohmann::json(paths);
-       },
-       "Reference image, may be repeated: <Figure 1> in the prompt is the first frame, <Figure 2> …; or "
-       "{\"<Figure k>\": \"path\", …}")
-      ->type_name("FILE");
-  add_field<std::string>(c, *a, "--preset", "preset",
-                         "Size: 272p (448x256), 540p (896x512) or 1080p (540p refined to 1920x1088)");
-  add_field<std::int64_t>(c, *a, "-W,--width", "width",
-                          "Pixels, a multiple of 16 (default: the root's; the release: 896)");
-  add_field<std::int64_t>(c, *a, "-H,--height", "height",
-                          "Pixels, a multiple of 16 (default: the root's; the release: 512)");
-  add_field<double>(c, *a, "--seconds", "seconds",
-                    "Length, 0.02 to 60 (default: the root's; the release: 10, what it was trained for)");
-  add_field<std::int64_t>(c, *a, "--steps", "steps",
-                          "Denoising steps, 1 to 1000 (default: the root's; the release: 100)");
-  add_field<std::int64_t>(c, *a, "--seed", "seed", "Same seed, same clip (default: 42)");
-  add_field<double>(c, *a, "--cfg-video", "cfg_video",
-                    "Guidance scale of the video (default: the root's; the release: 5)");
-  add_field<double>(c, *a, "--cfg-audio", "cfg_audio",
-                    "Guidance scale of the audio (default: the root's; the release: 7)");
-  add_field<std::string>(c, *a, "--negative-prompt", "negative_prompt",
-                         "What not to show (default: the official one)");
-  add_field<std::string>(c, *a, "--refine", "refine",
-                         "Refine to this size, multiples of 16, at twice the frame rate")
-      ->type_name("WxH");
-  add_field<std::int64_t>(c, *a, "--refiner-steps", "refiner_steps",
-                          "Denoising steps of the refiner (default: the root's; the release: 5)");
-  add_field<std::string>(c, *a, "--vae", "vae", "Video decoder: turbo (default) or wan");
-  c.option_defaults()->group("Files");
-  c.add_option("-o,--output", a->output, "The MP4 to write; several are numbered: clip-0.mp4, …")
-      ->type_name("FILE")
-      ->capture_default_str();
-  add_field<std::int64_t>(c, *a, "--output-width", "output_width",
-                          "Resize the finished frames; with --output-height");
-  add_field<std::int64_t>(c, *a, "--output-height", "output_height",
-                          "Resize the finished frames; with --output-width");
-  c.add_flag("--no-audio", a->no_audio, "No sound track");
-  c.add_option("--save-latents", a->latents, "Directory for the latents, as safetensors")->type_name("DIR");
-  c.add_option("--stats", a->stats, "Write times, memory, steps and hashes as JSON")->type_name("FILE");
-  c.add_option("--profile", a->trace, "Write a denoising step as a Chrome trace (ui.perfetto.dev shows it)")
-      ->type_name("FILE");
+  add_clip_options(c, *a);
+  add_file_options(c, *a);
   c.option_defaults()->group("Many clips");
   auto* samples =
       c.add_option("--samples", a->samples,

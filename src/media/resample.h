@@ -8,7 +8,8 @@
 
 namespace magi {
 
-/// Samples of the finished 44.1 kHz track for n samples of the audio decoder (spec: ⌊n·441/512⌋).
+/// Samples of the finished 44.1 kHz track for n samples of the audio decoder (⌊n·441/512⌋, model.md section
+/// 6).
 std::int64_t resampled_length(std::int64_t decoder_samples);
 
 /// waveform f32 [channels, n] (as the audio decoder gives it) → f32 [samples, channels] (as files want it).

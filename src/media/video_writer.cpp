@@ -109,8 +109,6 @@ VideoWriter::VideoWriter(const std::filesystem::path& path, const VideoOptions& 
     : state_(std::make_unique<State>(path, video, audio)) {}
 
 VideoWriter::~VideoWriter() = default;
-VideoWriter::VideoWriter(VideoWriter&&) noexcept = default;
-VideoWriter& VideoWriter::operator=(VideoWriter&&) noexcept = default;
 
 void VideoWriter::write_frames(const Tensor& frames) {
   State& s = *state_;

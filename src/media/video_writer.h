@@ -45,8 +45,6 @@ class VideoWriter {
   VideoWriter(const std::filesystem::path& path, const VideoOptions& video,
               const std::optional<AudioOptions>& audio = std::nullopt);
   ~VideoWriter();
-  VideoWriter(VideoWriter&&) noexcept;
-  VideoWriter& operator=(VideoWriter&&) noexcept;
 
   /// u8 [T,height,width,3] RGB.
   void write_frames(const Tensor& frames);

@@ -10,6 +10,8 @@
 namespace magi {
 
 inline constexpr std::int64_t kLatentChannels = 48;
+/// What a latent stands for: frames but for the first one, and pixels on each side.
+inline constexpr std::int64_t kFramesPerLatent = 4, kPixelsPerLatent = 16;
 
 /// (x − mean)/std: cells [N,48] f32 on the host, in place.
 void normalise_latent(Tensor& cells);

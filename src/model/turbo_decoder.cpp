@@ -13,8 +13,6 @@ namespace {
 
 constexpr std::int64_t kColours = 3;
 constexpr std::int64_t kPatch = 2;
-constexpr std::int64_t kFramesPerLatent = 4;
-constexpr std::int64_t kPixelsPerLatent = 16;
 constexpr float kNormEps = 1e-8f;
 
 Tensor norm(Ops& ops, const Tensor& x, float eps, Activation activation) {

@@ -13,8 +13,6 @@ namespace {
 
 constexpr std::int64_t kPatch = 2;
 constexpr std::int64_t kPatchChannels = 3 * kPatch * kPatch;
-constexpr std::int64_t kFramesPerLatent = 4;
-constexpr std::int64_t kPixelsPerLatent = 16;
 
 void check_scale(const WeightLoader& w, std::int64_t time, std::int64_t space) {
   require(time == kFramesPerLatent && space == kPixelsPerLatent,

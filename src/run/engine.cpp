@@ -26,10 +26,6 @@ void Engine::follow() {
   magi::follow(root_, pipeline_, [this] { parts_->forget_failures(); });
 }
 
-void Engine::dismiss() {
-  if (options_.world) magi::dismiss(*options_.world);
-}
-
 Pipeline& Engine::text_pipeline(Progress& progress) {
   if (options_.device.kind != Device::Kind::cpu) {
     pipeline_.report_to(progress);

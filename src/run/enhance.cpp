@@ -15,7 +15,7 @@
 #include "run/caption_shape.h"
 #include "run/chat.h"
 #include "run/enhance_cache.h"
-#include "run/report.h"
+#include "run/sha256.h"
 #include "run/share_directory.h"
 #include "text/captions.h"
 #include "text/unicode.h"
@@ -35,11 +35,6 @@ std::string read_template(const std::string& name) {
           path.string());
   decode_utf8(text, path.string());
   return text;
-}
-
-void replace_all(std::string& text, const std::string& what, const std::string& with) {
-  for (std::size_t at = 0; (at = text.find(what, at)) != std::string::npos; at += with.size())
-    text.replace(at, what.size(), with);
 }
 
 std::string instructions(const EnhanceInput& input, const CaptionTask& task) {
@@ -208,11 +203,10 @@ std::string enhance_prompt(const EnhanceInput& input, const EnhanceOptions& give
   const ChatRequest request{options.model, instructions(input, task), user_content(input),
                             task.name + "_caption", json_schema(task.shape)};
   // The whole request, images included; a server's own model is only known by the server.
-  Sha256 sha;
-  const std::string identity = chat_body(request, 0) + (options.model.empty() ? options.base_url : "");
-  sha.add(identity.data(), identity.size());
+  const std::string identity =
+      sha256_of(chat_body(request, 0) + (options.model.empty() ? options.base_url : ""));
   const EnhanceCache cache(options.cache_directory);
-  if (const auto kept = cache.find(sha.hex())) {
+  if (const auto kept = cache.find(identity)) {
     try {
       return render(*kept, input, task);
     } catch (const RetryableError&) {  // damaged, or by another version: ask again
@@ -225,7 +219,7 @@ std::string enhance_prompt(const EnhanceInput& input, const EnhanceOptions& give
   const std::string markdown = ask_patiently(chat, options, progress, [&](const std::string& answer) {
     const PromptJson caption = parse_caption(answer);
     std::string text = render(caption, input, task);
-    cache.keep(sha.hex(), caption);
+    cache.keep(identity, caption);
     return text;
   });
   progress.advance(1);

@@ -18,6 +18,7 @@
 #include "model/latent_stats.h"
 #include "run/pipeline.h"
 #include "run/saved_state.h"
+#include "run/sha256.h"
 #include "run/team.h"
 #include "sample/noise.h"
 
@@ -25,7 +26,6 @@ namespace magi {
 namespace {
 
 constexpr std::int64_t kAudioChannels = 64;
-constexpr std::int64_t kPixelsPerCell = 16;
 constexpr int kSampleRate = 44100;
 constexpr double kTrainedSeconds = 10;
 constexpr std::size_t kTitleBytes = 80;
@@ -69,17 +69,10 @@ void save_latents(const std::filesystem::path& directory, const Latents& preview
   write_safetensors(directory / "latents.safetensors", tensors);
 }
 
-std::string sha256_of(const Tensor& tensor) {
-  Sha256 sha;
-  sha.add(tensor);
-  return sha.hex();
-}
-
 std::string sha256_of_image(const std::filesystem::path& file) {
   const auto mapped = open_image(file);
-  Sha256 sha;
-  sha.add(mapped->bytes().data(), mapped->bytes().size());
-  return sha.hex();
+  const auto bytes = mapped->bytes();
+  return sha256_of({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
 }
 
 /// Fills in what the pictures are, or compares it with what the request says they are.
@@ -223,8 +216,8 @@ class Batch {
   void begin_noise(Clip& clip) {
     const Request& request = clip.task.request;
     Latents& noise = clip.start.latents;
-    noise.video = clip.noise.randn({kLatentChannels, request.latent_frames(), request.height / kPixelsPerCell,
-                                    request.width / kPixelsPerCell});
+    noise.video = clip.noise.randn({kLatentChannels, request.latent_frames(),
+                                    request.height / kPixelsPerLatent, request.width / kPixelsPerLatent});
     noise.audio = clip.noise.randn({request.audio_latents(), kAudioChannels});
     if (clip.task.resume && team_.first()) take_up(*clip.task.resume, request, clip.start);
   }
@@ -294,9 +287,9 @@ class Batch {
 
   void refine(Clip& clip) {
     const Request& request = clip.task.request;
-    const Tensor noise =
-        clip.noise.randn({kLatentChannels, 2 * request.latent_frames() - 1,
-                          request.refine->height / kPixelsPerCell, request.refine->width / kPixelsPerCell});
+    const Tensor noise = clip.noise.randn({kLatentChannels, 2 * request.latent_frames() - 1,
+                                           request.refine->height / kPixelsPerLatent,
+                                           request.refine->width / kPixelsPerLatent});
     const auto record = [&](const StepRecord& step) {
       clip.report.refiner_steps.push_back(step);
       if (!team_.alone()) team_progress_.agree();

@@ -14,6 +14,7 @@
 #include "media/image_resize.h"
 #include "media/resample.h"
 #include "model/audio_decoder.h"
+#include "model/latent_stats.h"
 #include "model/nvfp4_store.h"
 #include "model/refiner.h"
 #include "model/text_encoder.h"
@@ -32,7 +33,6 @@ namespace {
 
 constexpr double kExpertsShare = 0.6;      // of the free memory, that experts may take; the rest computes
 constexpr std::size_t kKeptFeatures = 64;  // some 20 MB each
-constexpr std::int64_t kCell = 16;         // pixels
 constexpr std::size_t kLeastScratch = std::size_t{1} << 20;
 constexpr std::size_t kLibraries = std::size_t{3}
                                    << 28;  // of a GPU's memory: cuBLASLt's workspace, kernels' code
@@ -238,7 +238,8 @@ std::vector<Tensor> Pipeline::encode_images(const Request& request) {
   const auto encoder = parts_->get<WanEncoder>(DType::f32, root_.wan_vae(),
                                                [&] { return WanEncoder::load(*ops_, root_.wan_vae()); });
   StageSizes sizes;
-  for (const Tensor& video : videos) sizes.images.emplace_back(video.dim(-2) / kCell, video.dim(-1) / kCell);
+  for (const Tensor& video : videos)
+    sizes.images.emplace_back(video.dim(-2) / kPixelsPerLatent, video.dim(-1) / kPixelsPerLatent);
   use_scratch(Stage::images, request, sizes);
   progress_->stage("encode images", static_cast<std::int64_t>(videos.size()));
   for (const Tensor& video : videos) {

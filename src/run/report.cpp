@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "run/report.h"
 
-#include <openssl/evp.h>
-
-#include <array>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -18,23 +15,6 @@ nlohmann::json steps_json(const std::vector<StepRecord>& steps) {
 }
 
 }  // namespace
-
-Sha256::Sha256() : state_(EVP_MD_CTX_new(), [](void* p) { EVP_MD_CTX_free(static_cast<EVP_MD_CTX*>(p)); }) {
-  require(state_ && EVP_DigestInit_ex(static_cast<EVP_MD_CTX*>(state_.get()), EVP_sha256(), nullptr) == 1,
-          "SHA-256 is not available");
-}
-
-void Sha256::add(const void* data, std::size_t bytes) {
-  EVP_DigestUpdate(static_cast<EVP_MD_CTX*>(state_.get()), data, bytes);
-}
-
-std::string Sha256::hex() const {
-  std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> copy(EVP_MD_CTX_new(), &EVP_MD_CTX_free);
-  EVP_MD_CTX_copy_ex(copy.get(), static_cast<EVP_MD_CTX*>(state_.get()));
-  std::array<unsigned char, 32> digest{};
-  EVP_DigestFinal_ex(copy.get(), digest.data(), nullptr);
-  return fmt::format("{:02x}", fmt::join(digest, ""));
-}
 
 nlohmann::json RankRecord::to_json() const {
   return {{"rank", rank},

@@ -4,29 +4,14 @@
 
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
-#include "core/tensor.h"
 #include "model/parallel.h"
 #include "sample/preview_sampler.h"
 
 namespace magi {
-
-/// SHA-256 over bytes that arrive in pieces.
-class Sha256 {
- public:
-  Sha256();
-  void add(const void* data, std::size_t bytes);
-  void add(const Tensor& tensor) { add(tensor.raw(), tensor.bytes()); }
-  /// Lower-case hexadecimal of everything added.
-  std::string hex() const;
-
- private:
-  std::shared_ptr<void> state_;
-};
 
 struct StageRecord {
   std::string name;

@@ -6,6 +6,7 @@
 
 #include "core/log.h"
 #include "io/safetensors.h"
+#include "run/sha256.h"
 
 namespace magi {
 namespace {
@@ -15,10 +16,7 @@ using Tensors = std::vector<std::pair<std::string, Tensor>>;
 
 /// What the bits depend on besides the weights.
 std::string fingerprint(const Request& request) {
-  const std::string text = request.to_metadata().dump();
-  Sha256 sha;
-  sha.add(text.data(), text.size());
-  return sha.hex();
+  return sha256_of(request.to_metadata().dump());
 }
 
 void put(Tensors& tensors, Metadata& metadata, const std::string& name, const Tensor& latent,

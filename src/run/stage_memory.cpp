@@ -26,8 +26,6 @@
 namespace magi {
 namespace {
 
-constexpr std::int64_t kCell = 16;  ///< pixels
-
 Tensor zeros(Shape shape) {
   return Tensor::zeros(DType::f32, std::move(shape));
 }
@@ -76,7 +74,7 @@ ZeroStore zeros_like(const CheckpointRoot& root, const std::filesystem::path& pa
 std::vector<std::pair<std::int64_t, std::int64_t>> image_cells(const Request& request,
                                                                const StageSizes& sizes) {
   auto cells = sizes.images;
-  const std::int64_t most = std::max(request.width, request.height) / kCell;
+  const std::int64_t most = std::max(request.width, request.height) / kPixelsPerLatent;
   cells.resize(request.images.size(), {most, most});
   return cells;
 }
@@ -86,7 +84,7 @@ void run_images(DryRun& dry, const CheckpointRoot& root, const Request& request,
   const WanEncoder encoder(WeightLoader(dry.ops(), store, DType::f32));
   dry.loaded();
   for (const auto& [h, w] : image_cells(request, sizes))
-    encoder.encode(dry.ops(), zeros({3, 1, h * kCell, w * kCell}));
+    encoder.encode(dry.ops(), zeros({3, 1, h * kPixelsPerLatent, w * kPixelsPerLatent}));
 }
 
 void run_text(DryRun& dry, const CheckpointRoot& root, const Request& request, const StageSizes& sizes) {
@@ -106,7 +104,8 @@ void run_preview(DryRun& dry, const CheckpointRoot& root, const Request& request
   const ZeroStore store = zeros_like(root, root.preview());
   const auto model = synthetic_preview(dry.ops(), store, config, request.dtype, dry.layers());
   dry.loaded();
-  const LatentGrid grid{request.latent_frames(), request.height / kCell, request.width / kCell};
+  const LatentGrid grid{request.latent_frames(), request.height / kPixelsPerLatent,
+                        request.width / kPixelsPerLatent};
   std::vector<ReferenceImage> images;
   for (const auto& [h, w] : image_cells(request, sizes))
     images.push_back({zeros({config.channels.video, 1, h, w}), zeros({config.channels.text})});
@@ -121,7 +120,8 @@ void run_preview(DryRun& dry, const CheckpointRoot& root, const Request& request
 }
 
 LatentGrid refined_grid(const Request& request) {
-  return {2 * request.latent_frames() - 1, request.refine->height / kCell, request.refine->width / kCell};
+  return {2 * request.latent_frames() - 1, request.refine->height / kPixelsPerLatent,
+          request.refine->width / kPixelsPerLatent};
 }
 
 void run_refiner(DryRun& dry, const CheckpointRoot& root, const Request& request, const StageSizes& sizes) {
@@ -152,7 +152,8 @@ void run_audio(DryRun& dry, const CheckpointRoot& root, const Request& request) 
 /// Windows repeat: a clip longer than a few of them takes no more.
 void run_video(DryRun& dry, const CheckpointRoot& root, const Request& request) {
   constexpr std::int64_t kMostLatents = 64;
-  LatentGrid grid{request.latent_frames(), request.height / kCell, request.width / kCell};
+  LatentGrid grid{request.latent_frames(), request.height / kPixelsPerLatent,
+                  request.width / kPixelsPerLatent};
   if (request.refine) grid = refined_grid(request);
   const Tensor latent = zeros({kLatentChannels, std::min(grid.t, kMostLatents), grid.h, grid.w});
   dry.repeats(static_cast<double>(grid.t) / static_cast<double>(latent.dim(1)));

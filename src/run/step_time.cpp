@@ -93,16 +93,6 @@ class Timeline {
 
 }  // namespace
 
-StepWork& StepWork::operator+=(const StepWork& other) {
-  product_flops += other.product_flops;
-  expert_flops += other.expert_flops;
-  attention_flops += other.attention_flops;
-  window_attention_flops += other.window_attention_flops;
-  convolution_flops += other.convolution_flops;
-  moved_bytes += other.moved_bytes;
-  return *this;
-}
-
 StepWork StepWork::times(double factor) const {
   StepWork s = *this;
   for (double* part : {&s.product_flops, &s.expert_flops, &s.attention_flops, &s.window_attention_flops,

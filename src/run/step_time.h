@@ -22,7 +22,6 @@ struct StepWork {
   double convolution_flops = 0;
   double moved_bytes = 0;  ///< of all else: norms, mHC, rotary, router, …
 
-  StepWork& operator+=(const StepWork& other);
   /// So many times as much; 1.0/n: the share of one of n devices.
   StepWork times(double factor) const;
 };

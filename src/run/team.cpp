@@ -9,18 +9,13 @@
 
 #include "ops/devices.h"
 #include "run/components.h"
-#include "run/report.h"
+#include "run/sha256.h"
+#include "text/json_text.h"
 
 namespace magi {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string sha256_of(const std::string& text) {
-  Sha256 sha;
-  sha.add(text.data(), text.size());
-  return sha.hex();
-}
 
 /// Names and sizes of a part's files, and its index: enough to tell two checkpoints apart without reading
 /// them.
@@ -47,9 +42,7 @@ std::string describe_files(const fs::path& path) {
 /// The configuration, wherever the root lies on this machine.
 std::string describe_config(const CheckpointRoot& root) {
   std::string text = root.config().json().dump();
-  const std::string path = root.path().string();
-  for (auto at = text.find(path); at != text.npos; at = text.find(path))
-    text.replace(at, path.size(), "ROOT");
+  replace_all(text, root.path().string(), "ROOT");
   return text;
 }
 

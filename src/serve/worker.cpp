@@ -10,6 +10,7 @@
 #include "media/image_writer.h"
 #include "serve/job_view.h"
 #include "serve/secret.h"
+#include "text/json_text.h"
 
 namespace magi {
 namespace {
@@ -22,12 +23,6 @@ constexpr int kPreviewQuality = 80;
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-void replace_all(std::string& text, const std::string& what, const std::string& with) {
-  if (what.empty()) return;
-  for (std::size_t at = 0; (at = text.find(what, at)) != std::string::npos; at += with.size())
-    text.replace(at, what.size(), with);
 }
 
 }  // namespace

@@ -135,6 +135,12 @@ std::string_view trim_end(std::string_view text) {
   return text.substr(0, end);
 }
 
+void replace_all(std::string& text, std::string_view what, std::string_view with) {
+  if (what.empty()) return;
+  for (std::size_t at = 0; (at = text.find(what, at)) != std::string::npos; at += with.size())
+    text.replace(at, what.size(), with);
+}
+
 bool is_blank(std::string_view text) {
   return trim_end(text).empty();
 }

@@ -31,6 +31,8 @@ std::string number_text(const PromptJson& number);
 std::string collapse_spaces(std::string_view text);
 /// Without white space at the end.
 std::string_view trim_end(std::string_view text);
+/// Every `what` (where that is not empty) becomes `with`.
+void replace_all(std::string& text, std::string_view what, std::string_view with);
 /// Nothing but white space.
 bool is_blank(std::string_view text);
 
