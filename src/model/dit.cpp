@@ -145,7 +145,8 @@ std::vector<Velocity> project_velocity(Ops& ops, const AdapterWeights& w, const 
 
 Tensor attended_heads(Ops& ops, const AttentionWeights& w, const AttentionShape& shape, const Tensor& n,
                       const Tensor& rope, const Segments& segments,
-                      const std::function<Tensor(const Tensor& qkv, const AttentionOptions&)>& attend) {
+                      const std::function<Tensor(const Tensor& qkv, const AttentionOptions&,
+                                                 const FinishHeads& finish)>& attend) {
   AttentionOptions options;
   options.heads = shape.heads;
   options.kv_heads = shape.kv_heads;
@@ -153,8 +154,10 @@ Tensor attended_heads(Ops& ops, const AttentionWeights& w, const AttentionShape&
   options.sinks = w.sinks;
   if (w.gate.data.defined()) options.gate = ops.linear(n, w.gate, segments, n.dtype());
   const Tensor qkv = ops.linear(n, w.qkv, segments, n.dtype());
-  ops.qk_norm_rope(qkv, shape.heads, shape.kv_heads, w.q_norm, w.k_norm, rope, segments);
-  return attend(qkv, options);
+  const auto finish = [&](const Tensor& heads, std::span<const HeadPart> parts) {
+    ops.qk_norm_rope(heads, shape.heads, shape.kv_heads, w.q_norm, w.k_norm, rope, segments, parts);
+  };
+  return attend(qkv, options, finish);
 }
 
 }  // namespace magi

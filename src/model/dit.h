@@ -95,10 +95,14 @@ std::vector<Velocity> project_velocity(Ops& ops, const AdapterWeights& w, const 
                                        const SequenceOnDevice& inputs, const Tensor& hidden,
                                        const Parallel& parallel = {});
 
-/// n [N, D], normalised → [N, heads·head_dim], what the layer's projection takes: qkv, q/k norm, rotary,
-/// `attend` (gated where the layer has a gate).
+/// qkv as the product left it → with q/k norm and rotary, in place or into parts for other ranks.
+using FinishHeads = std::function<void(const Tensor& qkv, std::span<const HeadPart> parts)>;
+
+/// n [N, D], normalised → [N, heads·head_dim], what the layer's projection takes: qkv, `attend` (which calls
+/// `finish` before it attends; gated where the layer has a gate).
 Tensor attended_heads(Ops& ops, const AttentionWeights& w, const AttentionShape& shape, const Tensor& n,
                       const Tensor& rope, const Segments& segments,
-                      const std::function<Tensor(const Tensor& qkv, const AttentionOptions&)>& attend);
+                      const std::function<Tensor(const Tensor& qkv, const AttentionOptions&,
+                                                 const FinishHeads& finish)>& attend);
 
 }  // namespace magi

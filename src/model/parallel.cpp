@@ -9,56 +9,44 @@
 namespace magi {
 namespace {
 
-/// Columns of a matrix of the own rows.
-struct Piece {
-  Tensor source;
-  Share columns;
-};
-using Pieces = std::vector<Piece>;
-
 constexpr std::int64_t kAligned = 8;  // columns: 16 bytes of bf16, what wide loads ask of a row's beginning
 
-std::int64_t width_of(const Pieces& pieces) {
-  std::int64_t width = 0;
-  for (const Piece& p : pieces) width += p.columns.count;
-  return (width + kAligned - 1) / kAligned * kAligned;
-}
-
-void pack(Ops& ops, const Pieces& pieces, const Tensor& rows) {
-  std::int64_t column = 0;
-  for (const Piece& p : pieces) {
-    if (p.columns.count > 0 && rows.dim(0) > 0)
-      ops.copy(rows.columns(column, p.columns.count), p.source.columns(p.columns.first, p.columns.count));
-    column += p.columns.count;
-  }
+std::int64_t aligned(std::int64_t columns) {
+  return (columns + kAligned - 1) / kAligned * kAligned;
 }
 
 std::int64_t first_row(const std::vector<std::int64_t>& counts, int rank) {
   return std::accumulate(counts.begin(), counts.begin() + rank, std::int64_t{0});
 }
 
-/// Own rows of every rank's pieces → all rows of the own pieces (which lie side by side, padded to kAligned
-/// columns).
-Trade to_columns(Ops& ops, const Group& group, const std::vector<std::int64_t>& counts,
-                 const std::vector<Pieces>& pieces, DType dtype) {
-  const int me = group.rank();
-  const auto at = [](int r) { return static_cast<std::size_t>(r); };
-  const std::int64_t own_width = width_of(pieces[at(me)]);
+/// Own rows of every rank's columns, about to become all rows of the own columns.
+struct Departure {
+  Tensor result;  ///< [all rows, own width]
+  std::vector<Tensor>
+      columns;  ///< by rank: [own rows, its width], to be filled in; the own ones lie in `result`
+};
+
+/// `widths`: of each rank's columns; padded to kAligned.
+Departure places_for(Ops& ops, const Group& group, const std::vector<std::int64_t>& counts,
+                     const std::vector<std::int64_t>& widths, DType dtype) {
+  const auto me = static_cast<std::size_t>(group.rank());
   const std::int64_t all_rows = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
-  const Tensor result = ops.arena().alloc(dtype, {all_rows, own_width});
+  Departure d{ops.arena().alloc(dtype, {all_rows, aligned(widths[me])}), {}};
+  for (std::size_t r = 0; r < widths.size(); ++r)
+    d.columns.push_back(r == me ? d.result.rows(first_row(counts, group.rank()), counts[me])
+                                : ops.arena().alloc(dtype, {counts[me], aligned(widths[r])}));
+  return d;
+}
+
+Trade depart(const Group& group, const std::vector<std::int64_t>& counts, const Departure& d) {
   std::vector<Part> send, receive;
   for (int r = 0; r < group.size(); ++r) {
-    const Tensor place = result.rows(first_row(counts, r), counts[at(r)]);
-    if (r == me) {
-      pack(ops, pieces[at(r)], place);
-      continue;
-    }
-    const Tensor packed = ops.arena().alloc(dtype, {counts[at(me)], width_of(pieces[at(r)])});
-    pack(ops, pieces[at(r)], packed);
-    send.push_back({r, packed});
-    receive.push_back({r, place});
+    if (r == group.rank()) continue;
+    const auto i = static_cast<std::size_t>(r);
+    send.push_back({r, d.columns[i]});
+    receive.push_back({r, d.result.rows(first_row(counts, r), counts[i])});
   }
-  return {group.start_exchange(std::move(send), std::move(receive), "rows to columns"), result};
+  return {group.start_exchange(std::move(send), std::move(receive), "rows to columns"), d.result};
 }
 
 /// All rows of the own columns on their way back: from rank r come its columns of the own rows.
@@ -197,8 +185,11 @@ std::vector<std::int64_t> Parallel::row_counts(const Segments& sequence, const G
 }
 
 Tensor Parallel::attention(Ops& ops, const Segments& sequence, const Tensor& qkv, const AttentionOptions& o,
-                           const Attend& attend) const {
-  if (sequence_.alone()) return attend(qkv, o);
+                           const Finish& finish, const Attend& attend) const {
+  if (sequence_.alone()) {
+    finish(qkv, {});
+    return attend(qkv, o);
+  }
   require(!o.gate.defined() || o.gate.dim(1) == o.heads, "attention over ranks: only gates of whole heads");
   const int ranks = sequence_.size(), me = sequence_.rank();
   const std::int64_t d = o.head_dim, ratio = o.heads / o.kv_heads;
@@ -207,20 +198,30 @@ Tensor Parallel::attention(Ops& ops, const Segments& sequence, const Tensor& qkv
   const auto units = [&](int rank, int group) {
     return group_of(o.kv_heads, ranks, rank, head_groups_, group);
   };
-  const auto columns = [&](std::int64_t first, std::int64_t count) { return Share{first * d, count * d}; };
+  const auto width = [&](const Share& kv) { return kv.count * (ratio + 2) * d; };
 
-  std::vector<Trade> gone;
+  std::vector<Departure> departures;
   for (int g = 0; g < head_groups_; ++g) {
-    std::vector<Pieces> pieces;
-    for (int r = 0; r < ranks; ++r) {
-      const Share kv = units(r, g), q{kv.first * ratio, kv.count * ratio};
-      pieces.push_back({{qkv, columns(q.first, q.count)},
-                        {qkv, columns(o.heads + kv.first, kv.count)},
-                        {qkv, columns(o.heads + o.kv_heads + kv.first, kv.count)}});
-      if (o.gate.defined()) pieces.back().push_back({o.gate, q});
-    }
-    gone.push_back(to_columns(ops, sequence_, counts, pieces, qkv.dtype()));
+    std::vector<std::int64_t> widths;
+    for (int r = 0; r < ranks; ++r)
+      widths.push_back(width(units(r, g)) + (o.gate.defined() ? units(r, g).count * ratio : 0));
+    departures.push_back(places_for(ops, sequence_, counts, widths, qkv.dtype()));
   }
+  std::vector<HeadPart> parts;
+  for (int r = 0; r < ranks; ++r)
+    for (int g = 0; g < head_groups_; ++g) {
+      const Share kv = units(r, g);
+      if (kv.count == 0) continue;
+      const Tensor& to = departures[static_cast<std::size_t>(g)].columns[static_cast<std::size_t>(r)];
+      parts.push_back({to.columns(0, width(kv)), kv.first, kv.count});
+      if (o.gate.defined() && to.dim(0) > 0)
+        ops.copy(to.columns(width(kv), kv.count * ratio), o.gate.columns(kv.first * ratio, kv.count * ratio));
+    }
+  finish(qkv, parts);
+  parts.clear();
+  std::vector<Trade> gone;
+  for (Departure& departure : departures) gone.push_back(depart(sequence_, counts, departure));
+  departures.clear();
 
   std::vector<Returning> back;
   for (int g = 0; g < head_groups_; ++g) {
@@ -229,15 +230,14 @@ Tensor Parallel::attention(Ops& ops, const Segments& sequence, const Tensor& qkv
     AttentionOptions own = o;
     own.kv_heads = kv.count;
     own.heads = kv.count * ratio;
-    const std::int64_t width = (own.heads + 2 * own.kv_heads) * d;
-    if (o.gate.defined()) own.gate = mine.columns(width, own.heads);
+    if (o.gate.defined()) own.gate = mine.columns(width(kv), own.heads);
     Tensor y = ops.arena().alloc(qkv.dtype(), {mine.dim(0), 0});
     if (kv.count > 0) {
       if (o.sinks.defined()) {
         own.sinks = ops.arena().alloc(DType::f32, {o.sinks.dim(0), own.heads});
         ops.copy(own.sinks, o.sinks.columns(kv.first * ratio, own.heads));
       }
-      y = attend(mine.columns(0, width), own);
+      y = attend(mine.columns(0, width(kv)), own);
     }
     gone[static_cast<std::size_t>(g)] = {nullptr, {}};
     std::vector<std::int64_t> widths;
@@ -260,12 +260,17 @@ Trade Parallel::to_expert_heads(Ops& ops, const Segments& sequence, const Tensor
                                 std::int64_t heads) const {
   if (experts_.alone()) return {nullptr, z};
   const std::int64_t d = z.dim(1) / heads;
-  std::vector<Pieces> pieces;
+  const auto share = [&](int r) { return share_of(heads, experts_.size(), r); };
+  std::vector<std::int64_t> widths;
+  for (int r = 0; r < experts_.size(); ++r) widths.push_back(share(r).count * d);
+  const std::vector<std::int64_t> counts = row_counts(sequence, experts_);
+  const Departure departure = places_for(ops, experts_, counts, widths, z.dtype());
   for (int r = 0; r < experts_.size(); ++r) {
-    const Share own = share_of(heads, experts_.size(), r);
-    pieces.push_back({{z, {own.first * d, own.count * d}}});
+    const Tensor& to = departure.columns[static_cast<std::size_t>(r)];
+    if (to.numel() > 0)
+      ops.copy(to.columns(0, share(r).count * d), z.columns(share(r).first * d, share(r).count * d));
   }
-  Trade trade = to_columns(ops, experts_, row_counts(sequence, experts_), pieces, z.dtype());
+  Trade trade = depart(experts_, counts, departure);
   if (!expert_overlap_) trade.wait();
   return trade;
 }

@@ -36,6 +36,9 @@ std::string list_possible_degrees(int ranks);
 /// `expert_bytes` altogether in `bytes_a_rank`. Throws Error that lists what is possible for the ranks.
 Degrees choose_degrees(int ranks, Degrees given, double expert_bytes = 0, double bytes_a_rank = 0);
 
+/// Of the free memory, what experts may take where degrees are chosen; the rest computes.
+inline constexpr double kExpertsShare = 0.6;
+
 /// Segments of the rows in `range`, counted from its first row and its first sample.
 Segments clip(const Segments& segments, RowRange range);
 
@@ -84,11 +87,12 @@ class Parallel {
   Share expert_heads(std::int64_t heads) const { return share_of(heads, experts_.size(), experts_.rank()); }
 
   /// Attention of whole samples: own rows of qkv, sinks and gate for all heads → own rows of all heads.
-  /// `attend` gets all rows of this half for some heads. Exchanges and computes head group by head group, so
-  /// that one hides the other.
+  /// `finish` completes qkv (norm, rotary), at once where the heads leave from. `attend` gets all rows of
+  /// this half for some heads. Exchanges and computes head group by head group, so that one hides the other.
+  using Finish = std::function<void(const Tensor& qkv, std::span<const HeadPart> parts)>;
   using Attend = std::function<Tensor(const Tensor& qkv, const AttentionOptions&)>;
   Tensor attention(Ops& ops, const Segments& sequence, const Tensor& qkv, const AttentionOptions& options,
-                   const Attend& attend) const;
+                   const Finish& finish, const Attend& attend) const;
 
   /// z [own rows, heads·d] → [rows of the expert group, own heads·d].
   Trade to_expert_heads(Ops& ops, const Segments& sequence, const Tensor& z, std::int64_t heads) const;

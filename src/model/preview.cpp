@@ -46,11 +46,11 @@ Tensor Preview::attention(Ops& ops, const PreviewLayer& layer, const Tensor& n,
   const auto whole_samples = [&](const Tensor& qkv, const AttentionOptions& options) {
     return ops.attention(qkv, samples, options);
   };
-  const Tensor heads =
-      attended_heads(ops, layer.attention, config_.attention, n, inputs.rope, inputs.segments,
-                     [&](const Tensor& qkv, const AttentionOptions& options) {
-                       return parallel_.attention(ops, sequence, qkv, options, whole_samples);
-                     });
+  const Tensor heads = attended_heads(
+      ops, layer.attention, config_.attention, n, inputs.rope, inputs.segments,
+      [&](const Tensor& qkv, const AttentionOptions& options, const FinishHeads& finish) {
+        return parallel_.attention(ops, sequence, qkv, options, finish, whole_samples);
+      });
   return ops.linear(heads, layer.attention.proj, inputs.segments, n.dtype());
 }
 

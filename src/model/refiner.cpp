@@ -46,7 +46,8 @@ Tensor Refiner::heads(Ops& ops, const RefinerLayer& layer, const Tensor& n, cons
   // A layer without windows has one that reaches everything.
   const auto radius =
       layer.windowed ? config_.radius : BlockGrid(sizes_of(sequence.grid), config_.block).counts();
-  const auto attend = [&](const Tensor& qkv, const AttentionOptions& options) {
+  const auto attend = [&](const Tensor& qkv, const AttentionOptions& options, const FinishHeads& finish) {
+    finish(qkv, {});
     return rows.attention(ops, qkv, options, radius);
   };
   return attended_heads(ops, layer.attention, config_.attention, n, inputs.rope, inputs.segments, attend);

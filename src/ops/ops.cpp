@@ -273,7 +273,8 @@ void Ops::mhc_finish(Tensor streams, const Tensor& branch, const MhcCoefficients
 }
 
 void Ops::qk_norm_rope(Tensor qkv, std::int64_t heads, std::int64_t kv_heads, const NormWeight& q_norm,
-                       const NormWeight& k_norm, const Tensor& rope, const Segments& segments) {
+                       const NormWeight& k_norm, const Tensor& rope, const Segments& segments,
+                       std::span<const HeadPart> parts) {
   require(heads > 0 && kv_heads > 0, "qk_norm_rope: {} heads and {} kv heads, expected at least one", heads,
           kv_heads);
   checks::tensor("qk_norm_rope", "qkv", qkv, {-1, -1}, true);
@@ -287,8 +288,34 @@ void Ops::qk_norm_rope(Tensor qkv, std::int64_t heads, std::int64_t kv_heads, co
   require(rope.dim(1) % 2 == 0 && rope.dim(1) <= head_dim,
           "qk_norm_rope: rope of width {}, expected an even number up to head_dim {}", rope.dim(1), head_dim);
   checks::segments("qk_norm_rope", segments, qkv.dim(0), std::max(q_norm.groups, k_norm.groups));
+  std::int64_t next = 0;
+  for (const HeadPart& p : parts) {
+    require(p.first == next && p.count >= 0 && heads % kv_heads == 0,
+            "qk_norm_rope: a part has kv heads from {} on, expected {}", p.first, next);
+    next += p.count;
+    checks::tensor("qk_norm_rope", "part", p.to, {qkv.dim(0), p.count * (heads / kv_heads + 2) * head_dim});
+    checks::dtype("qk_norm_rope", "part", p.to, {qkv.dtype()});
+  }
+  require(parts.empty() || next == kv_heads, "qk_norm_rope: parts hold {} of {} kv heads", next, kv_heads);
   run({"qk_norm_rope", 8.0 * static_cast<double>(qkv.numel()), checks::bytes({&qkv, &qkv, &rope})},
-      [&] { do_qk_norm_rope(qkv, heads, kv_heads, q_norm, k_norm, rope, segments); });
+      [&] { do_qk_norm_rope(qkv, heads, kv_heads, q_norm, k_norm, rope, segments, parts); });
+}
+
+void Ops::copy_heads(const Tensor& qkv, std::int64_t heads, std::int64_t kv_heads,
+                     std::span<const HeadPart> parts) {
+  const std::int64_t d = qkv.dim(1) / (heads + 2 * kv_heads), ratio = heads / kv_heads;
+  for (const HeadPart& p : parts) {
+    if (p.to.numel() == 0) continue;
+    std::int64_t column = 0;
+    const auto append = [&](std::int64_t first_head, std::int64_t count) {
+      Tensor to = p.to.columns(column, count * d);
+      do_copy(to, qkv.columns(first_head * d, count * d));
+      column += count * d;
+    };
+    append(p.first * ratio, p.count * ratio);
+    append(heads + p.first, p.count);
+    append(heads + kv_heads + p.first, p.count);
+  }
 }
 
 Tensor Ops::attention(const Tensor& qkv, std::span<const RowRange> samples, const AttentionOptions& options) {

@@ -109,6 +109,12 @@ struct AttentionOptions {
   Tensor gate;          ///< logits; output × σ(gate): [N, heads] or [N, heads·head_dim], or undefined
 };
 
+/// Where some kv heads go with their query heads: q | k | v, side by side.
+struct HeadPart {
+  Tensor to;  ///< [N, (query heads + 2·count)·head_dim], maybe columns of a larger matrix
+  std::int64_t first = 0, count = 0;  ///< kv heads
+};
+
 /// Chosen experts: index [N,H,k] i32 (0…E−1 within the head, by falling score), weight [N,H,k] f32.
 struct Routing {
   Tensor index, weight;
@@ -250,9 +256,10 @@ class Ops {
 
   /// RMS norm over head_dim of the q and k heads (weights [groups·head_dim]), then rotary: the first 2·half
   /// dims are rotated in halves by rope [N, 2·half] f32 = [sin | cos]. In place on qkv [N, (heads +
-  /// 2·kv_heads)·head_dim].
+  /// 2·kv_heads)·head_dim]; or into `parts`, which take all heads in order (qkv is undefined afterwards).
   void qk_norm_rope(Tensor qkv, std::int64_t heads, std::int64_t kv_heads, const NormWeight& q_norm,
-                    const NormWeight& k_norm, const Tensor& rope, const Segments& segments);
+                    const NormWeight& k_norm, const Tensor& rope, const Segments& segments,
+                    std::span<const HeadPart> parts = {});
 
   /// softmax(q·kᵀ·scale)·v within each sample; qkv as above → [N, heads·head_dim]. Query head h uses kv head
   /// ⌊h·kv_heads/heads⌋. Sinks and gate as in AttentionOptions.
@@ -347,7 +354,10 @@ class Ops {
   virtual void do_mhc_finish(Tensor& streams, const Tensor& branch, const MhcCoefficients& state) = 0;
   virtual void do_qk_norm_rope(Tensor& qkv, std::int64_t heads, std::int64_t kv_heads,
                                const NormWeight& q_norm, const NormWeight& k_norm, const Tensor& rope,
-                               const Segments& segments) = 0;
+                               const Segments& segments, std::span<const HeadPart> parts) = 0;
+  /// For backends that work in place: `parts` ← the heads of qkv.
+  void copy_heads(const Tensor& qkv, std::int64_t heads, std::int64_t kv_heads,
+                  std::span<const HeadPart> parts);
   virtual void do_attention(const Tensor& qkv, std::span<const RowRange> samples,
                             const AttentionOptions& options, Tensor& y) = 0;
   virtual void do_window_attention(const Tensor& q, const Tensor& kv, const WindowOptions& window,

@@ -319,6 +319,21 @@ TEST_P(CudaOpsTest, QkNormRope) {
   }
 }
 
+TEST_P(CudaOpsTest, QkNormRopeIntoParts) {
+  for (const auto& [dim, rotated] : {std::array<int, 2>{128, 96}, {256, 64}, {10, 6}}) {
+    const Tensor x = random({41, 12 * dim}), q = random_f32({3 * dim}, 0.2f), k = random_f32({dim}, 0.2f),
+                 rope = random_f32({41, rotated}), first = random({41, 8 * dim + 8}),
+                 second = random({41, 4 * dim});
+    compare([&](Ops& ops, const Put& put) -> std::vector<Tensor> {
+      const Tensor a = put(first), b = put(second);
+      const std::vector<HeadPart> parts{{a.columns(0, 8 * dim), 0, 2}, {b, 2, 1}};
+      ops.qk_norm_rope(put(x), 6, 3, {3, put(q), 1e-6f}, {1, put(k), 1e-6f}, put(rope), mixed_segments(41),
+                       parts);
+      return {a, b};
+    });
+  }
+}
+
 TEST_P(CudaOpsTest, Attention) {
   struct Case {
     int heads, kv_heads, dim;

@@ -68,6 +68,40 @@ TEST_P(RopeTest, NormAndPartialRotation) {
   }
 }
 
+/// Heads that go elsewhere are the ones that stay, side by side.
+TEST_P(RopeTest, IntoParts) {
+  for (const std::int64_t dim : {128, 40}) {
+    const std::int64_t heads = 6, kv_heads = 3, ratio = 2, rows = 37;
+    const Tensor qkv = random({rows, (heads + 2 * kv_heads) * dim}, 16), rope = angles(rows, 16);
+    const NormWeight q{3, random_f32({3 * dim}, 17)}, k{1, random_f32({dim}, 18)};
+    const Segments segments = mixed_segments(rows);
+    const Tensor stay = qkv.clone();
+    ops_->qk_norm_rope(stay, heads, kv_heads, q, k, rope, segments);
+    std::vector<HeadPart> parts;
+    for (const RowRange& kv : {RowRange{0, 2}, {2, 2}, {2, 3}}) {
+      const std::int64_t width = kv.size() * (ratio + 2) * dim;
+      const Tensor wider = random({rows, width + 8}, 19);
+      parts.push_back({wider.columns(0, width), kv.first, kv.size()});
+    }
+    ops_->qk_norm_rope(qkv.clone(), heads, kv_heads, q, k, rope, segments, parts);
+    for (const HeadPart& p : parts) {
+      std::int64_t column = 0;
+      const auto expect = [&](std::int64_t first_head, std::int64_t count) {
+        EXPECT_TRUE(same_bytes(p.to.columns(column, count * dim).clone(),
+                               stay.columns(first_head * dim, count * dim).clone()))
+            << dim << ", kv heads from " << p.first << ", column " << column;
+        column += count * dim;
+      };
+      expect(p.first * ratio, p.count * ratio);
+      expect(heads + p.first, p.count);
+      expect(heads + kv_heads + p.first, p.count);
+    }
+    EXPECT_THROW(
+        ops_->qk_norm_rope(qkv.clone(), heads, kv_heads, q, k, rope, segments, std::span(parts).first(1)),
+        Error);
+  }
+}
+
 TEST_P(RopeTest, RowsAreIndependent) {
   const Tensor qkv = random({1000, 4 * 40}, 13), rope = angles(1000, 18);
   const NormWeight q{3, random_f32({3 * 40}, 14)}, k{3, random_f32({3 * 40}, 15)};

@@ -25,13 +25,11 @@ bool same_bytes(const Tensor& a, const Tensor& b) {
 /// A golden case's problem, on this rank.
 class Problem {
  public:
-  Problem(const GoldenCase& c, DType dtype, const Parallel& parallel)
-      : arena_(Arena::on_host(std::size_t{4} << 30)), ops_(make_ops(arena_)) {
-    arena_.poison(true);
+  Problem(Ops& ops, const GoldenCase& c, DType dtype, const Parallel& parallel) {
     const ConfigNode config(load_config(golden_model("config.json"), golden_model()), "config.json");
     guidance_ = preview_guidance(config.node("evaluation_config"));
-    model_ = load_preview(*ops_, *open_checkpoint(golden_model("preview")), PreviewConfig::from(config),
-                          dtype, {}, parallel);
+    model_ = load_preview(ops, *open_checkpoint(golden_model("preview")), PreviewConfig::from(config), dtype,
+                          {}, parallel);
     const Tensor latent = c.get("latent");
     std::vector<ReferenceImage> images;
     if (c.has("ref_image")) {
@@ -40,7 +38,7 @@ class Problem {
         images.push_back({first_of(all.rows(k, 1)).clone(), first_of(tokens.rows(k, 1)).clone()});
     }
     run_ = std::make_unique<PreviewRun>(
-        *ops_, *model_,
+        ops, *model_,
         pack({latent.dim(2), latent.dim(3), latent.dim(4)}, c.get("audio_latent").dim(1),
              guidance_branches(first_of(c.get("text")), first_of(c.get("null_text")), images, guidance_)),
         dtype);
@@ -51,11 +49,8 @@ class Problem {
     Progress progress;
     return sample_preview(*run_, {start_}, make_schedule(steps, 7), guidance_, progress);
   }
-  std::vector<Velocity> velocity() { return run_->velocity(start_.video, start_.audio, 700); }
 
  private:
-  Arena arena_;
-  std::unique_ptr<Ops> ops_;
   GuidanceOptions guidance_;
   std::unique_ptr<Preview> model_;
   std::unique_ptr<PreviewRun> run_;
@@ -67,18 +62,21 @@ class GoldenPreview : public testing::TestWithParam<std::tuple<std::string, DTyp
 TEST_P(GoldenPreview, SameBitsWithAnyDegrees) {
   const auto [name, dtype] = GetParam();
   GOLDEN_CASE(c, "preview_sample_" + name + (dtype == DType::f32 ? "_f32" : "_bf16"));
-  const Latents alone = Problem(c, dtype, {}).sample(2);
+  Arena arena = rank_arena();
+  const auto ops = make_ops(arena);
+  const Group all = data_group(world(), *ops);
+  const Latents alone = Problem(*ops, c, dtype, {}).sample(2);
   for (const Degrees& degrees : possible_degrees(world().size())) {
     const std::string label = fmt::format("{} sp {} cfg {} ep {}", name, degrees.sp, degrees.cfg, degrees.ep);
     for (const int groups : {1, 2}) {
-      Parallel parallel(world().host(), degrees);
+      Parallel parallel(all, degrees);
       parallel.set_head_groups(groups);
-      const Latents together = Problem(c, dtype, parallel).sample(2);
+      const Latents together = Problem(*ops, c, dtype, parallel).sample(2);
       EXPECT_TRUE(same_bytes(together.video, alone.video)) << label;
       EXPECT_TRUE(same_bytes(together.audio, alone.audio)) << label;
     }
   }
-  EXPECT_EQ(world().host().bytes_sent() > 0, world().size() > 1);
+  EXPECT_EQ(all.bytes_sent() > 0, world().size() > 1);
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, GoldenPreview,

@@ -35,7 +35,8 @@ class CpuOps : public Ops {
                    const NormWeight& pre_norm, const Segments& segments, Tensor& n) override;
   void do_mhc_finish(Tensor& streams, const Tensor& branch, const MhcCoefficients& state) override;
   void do_qk_norm_rope(Tensor& qkv, std::int64_t heads, std::int64_t kv_heads, const NormWeight& q_norm,
-                       const NormWeight& k_norm, const Tensor& rope, const Segments& segments) override;
+                       const NormWeight& k_norm, const Tensor& rope, const Segments& segments,
+                       std::span<const HeadPart> parts) override;
   void do_attention(const Tensor& qkv, std::span<const RowRange> samples, const AttentionOptions& options,
                     Tensor& y) override;
   void do_window_attention(const Tensor& q, const Tensor& kv, const WindowOptions& window,

@@ -35,7 +35,8 @@ MAGI2_SIMD void norm_and_rotate(T* x, const float* w, float eps, std::int64_t d,
 }  // namespace
 
 void CpuOps::do_qk_norm_rope(Tensor& qkv, std::int64_t heads, std::int64_t kv_heads, const NormWeight& q_norm,
-                             const NormWeight& k_norm, const Tensor& rope, const Segments& segments) {
+                             const NormWeight& k_norm, const Tensor& rope, const Segments& segments,
+                             std::span<const HeadPart> parts) {
   const std::int64_t rows = qkv.dim(0), d = qkv.dim(1) / (heads + 2 * kv_heads), half = rope.dim(1) / 2;
   const auto q_groups = row_groups(segments, q_norm.groups, rows);
   const auto k_groups = row_groups(segments, k_norm.groups, rows);
@@ -54,6 +55,7 @@ void CpuOps::do_qk_norm_rope(Tensor& qkv, std::int64_t heads, std::int64_t kv_he
         norm_and_rotate(x + h * d, k_weight + k_groups[row] * d, k_norm.eps, d, rotation, scratch.data());
     });
   });
+  copy_heads(qkv, heads, kv_heads, parts);
 }
 
 }  // namespace magi

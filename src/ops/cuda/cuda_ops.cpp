@@ -106,6 +106,10 @@ Tensor CudaOps::upload(const Tensor& host) {
 Tensor CudaOps::download(const Tensor& source) {
   if (!stream_) return Tensor::zeros(source.dtype(), source.shape());
   Tensor result = Tensor::empty(source.dtype(), source.shape());
+  if (source.contiguous()) {
+    download_to(source, static_cast<std::byte*>(result.raw()));
+    return result;
+  }
   const std::size_t rows = source.rank() > 0 ? static_cast<std::size_t>(source.dim(0)) : 1;
   if (result.bytes() > 0) {
     const std::size_t width = result.bytes() / rows;

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // RMS norm of the q and k heads, then the rotary embedding of their first dims, in place: one read and one
-// write of q and k. In f32, with one rounding at the end.
+// write of q and k. In f32, with one rounding at the end. Heads that go elsewhere (to other ranks) are
+// written there at once, with the values.
+#include <algorithm>
+#include <type_traits>
+
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/rows.cuh"
 
@@ -17,15 +21,26 @@ struct Norm {
   int groups;
 };
 
+/// Where a head's first row lies, and elements from row to row.
+template <typename T>
+struct HeadPlaces {
+  static constexpr int kMost = 128;
+  T* data[kMost];
+  int pitch[kMost];
+};
+struct InPlace {};
+
 /// A block takes a row. A head takes kLanes lanes, each with 8 neighbouring dims whose angles and weights it
 /// keeps for all of its heads; several heads are on their way at once. `half` is a multiple of 8.
-template <typename T, int kLanes>
-__global__ __launch_bounds__(32 *
-                             kWarps) void norm_rope_wide_kernel(T* qkv, std::int64_t pitch, int heads,
-                                                                int kv_heads, Norm q, Norm k,
-                                                                const float* rope, int half,
-                                                                const __grid_constant__ RowGroups groups) {
-  constexpr int kDim = 8 * kLanes, kHeads = 32 / kLanes, kAtOnce = 3;
+template <typename T, int kLanes, typename Places>
+__global__ __launch_bounds__(32 * kWarps) void norm_rope_wide_kernel(T* qkv, std::int64_t pitch, int heads,
+                                                                     int kv_heads, Norm q, Norm k,
+                                                                     const float* rope, int half,
+                                                                     const __grid_constant__ RowGroups groups,
+                                                                     const __grid_constant__ Places places) {
+  constexpr bool kElsewhere = !std::is_same_v<Places, InPlace>;
+  // At once are 48 heads of 128, or 80: a release row's q and k, and v besides.
+  constexpr int kDim = 8 * kLanes, kHeads = 32 / kLanes, kAtOnce = kElsewhere ? 5 : 3;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, at = lane % kLanes * 8;
   const std::int64_t row = blockIdx.x;
   const bool first = at < half, rotated = at < 2 * half;
@@ -52,7 +67,8 @@ __global__ __launch_bounds__(32 *
     read(angles + half, cosines);
   }
   T* x = qkv + row * pitch + at;
-  const int total = heads + kv_heads, mine = warp * kHeads + lane / kLanes;
+  const int rotating = heads + kv_heads, total = rotating + (kElsewhere ? kv_heads : 0),
+            mine = warp * kHeads + lane / kLanes;
   for (int begin = mine; begin < total + mine;
        begin += kAtOnce * kWarps * kHeads) {  // as often in every lane
     Pack<T, 8> in[kAtOnce];
@@ -81,7 +97,11 @@ __global__ __launch_bounds__(32 *
         const float other = __shfl_sync(~0u, values[j], partner);
         out.v[j] = from_float<T>(values[j] * cosines[j] + (first ? -other : other) * sines[j]);
       }
-      if (h < total) store_pack(x + static_cast<std::int64_t>(h) * kDim, out);
+      if (h >= total) continue;
+      if constexpr (kElsewhere)
+        store_pack(places.data[h] + row * places.pitch[h] + at, h < rotating ? out : in[i]);
+      else
+        store_pack(x + static_cast<std::int64_t>(h) * kDim, out);
     }
   }
 }
@@ -124,11 +144,38 @@ __global__ __launch_bounds__(32 * kWarps) void norm_rope_kernel(T* qkv, std::int
   }
 }
 
+bool fits(std::span<const HeadPart> parts, std::int64_t heads) {
+  return heads <= HeadPlaces<float>::kMost && std::ranges::all_of(parts, [](const HeadPart& p) {
+           return p.to.numel() == 0 || (vectors_fit(p.to, p.to.dim(1), 8) && p.to.pitch() < 1 << 30);
+         });
+}
+
+template <typename T>
+HeadPlaces<T> places_of(std::span<const HeadPart> parts, std::int64_t heads, std::int64_t kv_heads,
+                        std::int64_t dim) {
+  HeadPlaces<T> places;
+  const std::int64_t ratio = heads / kv_heads;
+  for (const HeadPart& p : parts) {
+    Tensor to = p.to;
+    std::int64_t column = 0;
+    const auto append = [&](std::int64_t first, std::int64_t count) {
+      for (std::int64_t h = first; h < first + count; ++h, column += dim) {
+        places.data[h] = elements<T>(to) + column;
+        places.pitch[h] = static_cast<int>(p.to.pitch());
+      }
+    };
+    append(p.first * ratio, p.count * ratio);
+    append(heads + p.first, p.count);
+    append(heads + kv_heads + p.first, p.count);
+  }
+  return places;
+}
+
 }  // namespace
 
 void CudaOps::do_qk_norm_rope(Tensor& qkv, std::int64_t heads, std::int64_t kv_heads,
                               const NormWeight& q_norm, const NormWeight& k_norm, const Tensor& rope,
-                              const Segments& segments) {
+                              const Segments& segments, std::span<const HeadPart> parts) {
   if (qkv.numel() == 0) return;
   const std::int64_t dim = qkv.dim(1) / (heads + 2 * kv_heads);
   const int half = static_cast<int>(rope.dim(1) / 2);
@@ -144,13 +191,21 @@ void CudaOps::do_qk_norm_rope(Tensor& qkv, std::int64_t heads, std::int64_t kv_h
     const int q_heads = static_cast<int>(heads), k_heads = static_cast<int>(kv_heads);
     const float* angles = elements<float>(rope);
     T* x = elements<T>(qkv);
-    if (wide) {
-      const auto kernel = dim == 128 ? norm_rope_wide_kernel<T, 16> : norm_rope_wide_kernel<T, 32>;
+    const auto launch = [&]<typename Places>(const Places& places) {
+      const auto kernel =
+          dim == 128 ? norm_rope_wide_kernel<T, 16, Places> : norm_rope_wide_kernel<T, 32, Places>;
       kernel<<<blocks, 32 * kWarps, 0, stream()>>>(x, qkv.pitch(), q_heads, k_heads, q, k, angles, half,
-                                                   groups);
+                                                   groups, places);
+    };
+    if (wide && !parts.empty() && fits(parts, heads + 2 * kv_heads)) {
+      launch(places_of<T>(parts, heads, kv_heads, dim));
+    } else if (wide) {
+      launch(InPlace{});
+      copy_heads(qkv, heads, kv_heads, parts);
     } else {
       norm_rope_kernel<T><<<blocks, 32 * kWarps, shared, stream()>>>(
           x, qkv.pitch(), q_heads, k_heads, static_cast<int>(dim), q, k, angles, half, groups);
+      copy_heads(qkv, heads, kv_heads, parts);
     }
   });
   check_launch("qk_norm_rope");
