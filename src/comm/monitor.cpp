@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <cstdlib>
 #include <sstream>
 
 #include "core/standard_error.h"
@@ -24,6 +25,8 @@ constexpr auto kTick = std::chrono::milliseconds(100);
 constexpr double kBeatSeconds = 1;
 constexpr double kSendSeconds = 5;   // a beat fits into any socket buffer; longer means that nobody reads
 constexpr double kGraceSeconds = 5;  // for the main thread to unwind, once the run has failed
+// A rank starves when all others wait for so much of the time and it does not: it is twenty times slower.
+constexpr double kOthersWait = 0.95, kStarvedWaits = 0.5;
 
 std::string link_target(const char* path) {
   std::array<char, 256> text{};
@@ -62,6 +65,7 @@ Monitor::Monitor(int rank, std::vector<RankName> names, std::vector<Socket> link
   steps_.assign(links_.size(), "start");
   silent_at_.assign(links_.size(), deadline_in(silence_));
   left_.assign(links_.size(), 0);
+  heard_waiting_.assign(links_.size() + 1, 0);
   stage_ = "start";
   thread_ = std::thread([this] { run(); });
 }
@@ -162,12 +166,43 @@ void Monitor::lost(std::size_t link, const std::string& how) {
   if (left_[link]) return;
   left_[link] = 1;
   const RankName& name = names_.at(rank_ == 0 ? link + 1 : 0);
-  // A stopped process would stay for ever where no launcher cleans up.
-  const RankName own = RankName::own(rank_);
-  const bool here =
-      name.host == own.host && !own.process_space.empty() && name.process_space == own.process_space;
-  if (how.starts_with("has been silent") && here) ::kill(name.process, SIGKILL);
+  if (how.starts_with("has been silent")) end_if_here(name);
   decide(fmt::format("{} {}; its last step: {}", name.describe(), how, last_step(name.rank)), false);
+}
+
+/// A stopped or starved process would stay for ever where no launcher cleans up.
+void Monitor::end_if_here(const RankName& name) const {
+  const RankName own = RankName::own(rank_);
+  if (name.host == own.host && !own.process_space.empty() && name.process_space == own.process_space)
+    ::kill(name.process, SIGKILL);
+}
+
+/// Looks at the last `2 * silence_` seconds.
+void Monitor::look_for_starved_rank() {
+  heard_waiting_[0] = waited_;
+  const Deadline now = Clock::now();
+  const auto age = [&](const Waiting& w) { return std::chrono::duration<double>(now - w.at).count(); };
+  waiting_.push_back({now, heard_waiting_});
+  while (waiting_.size() > 1 && age(waiting_[1]) >= 2 * silence_) waiting_.pop_front();
+  const Waiting& then = waiting_.front();
+  const double seconds = age(then);
+  if (seconds < 2 * silence_ || std::ranges::find(left_, 1) != left_.end()) return;
+  int starved = -1;
+  for (std::size_t r = 0; r < heard_waiting_.size(); ++r) {
+    const double share = (heard_waiting_[r] - then.seconds[r]) / seconds;
+    if (share >= kOthersWait) continue;
+    if (starved >= 0 || share > kStarvedWaits) return;
+    starved = static_cast<int>(r);
+  }
+  if (starved < 0) return;
+  const RankName& name = names_.at(static_cast<std::size_t>(starved));
+  decide(
+      fmt::format(
+          "{} starves: for {:.0f} s all others did nothing but wait for it; give it a processor of its own; "
+          "its last step: {}",
+          name.describe(), seconds, last_step(starved)),
+      false);
+  if (starved > 0) end_if_here(name);
 }
 
 void Monitor::handle(std::size_t link, const std::string& frame) {
@@ -175,8 +210,10 @@ void Monitor::handle(std::size_t link, const std::string& frame) {
   const std::string text = frame.substr(1);
   switch (frame.at(0)) {
     case kBeat: {
+      const auto split = text.find('\n');
+      if (rank_ == 0) heard_waiting_[link + 1] = std::atof(text.c_str());
       const std::lock_guard lock(mutex_);
-      steps_[link] = text;
+      steps_[link] = text.substr(split + 1);
       return;
     }
     case kFailure: {  // only rank 0 is told
@@ -198,7 +235,7 @@ void Monitor::handle(std::size_t link, const std::string& frame) {
 }
 
 void Monitor::send_beats() {
-  const std::string beat = kBeat + own_step();
+  const std::string beat = fmt::format("{}{:.3f}\n{}", kBeat, waited_.load(), own_step());
   for (std::size_t i = 0; i < links_.size(); ++i) try {
       if (links_[i].open()) links_[i].send_frame(beat, deadline_in(kSendSeconds));
     } catch (const Error&) {
@@ -213,6 +250,7 @@ void Monitor::run() {
     if (const std::string step = own_step(); Clock::now() >= next_beat || step != sent) {
       send_beats();
       sent = step;
+      if (rank_ == 0 && !failed_) look_for_starved_rank();
       next_beat = deadline_in(kBeatSeconds);
       const std::lock_guard lock(watch_mutex_);
       if (const std::string wrong = what_is_wrong_ ? what_is_wrong_() : ""; !wrong.empty() && !failed_) {

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Notices a rank that died, stopped or hangs, and ends the run on every rank: each rank tells rank 0 every
-// second that it lives and what it is doing, over a connection and a thread of their own.
+// Notices a rank that died, stopped, hangs or starves, and ends the run on every rank: each rank tells rank 0
+// every second that it lives, what it is doing and how long it has waited for others, over a connection and a
+// thread of their own.
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <functional>
 #include <mutex>
 #include <string>
@@ -42,7 +44,8 @@ struct RankName {
 class Monitor {
  public:
   /// `links`: at rank 0 one to each other rank, in order; elsewhere one to rank 0. `names`: at rank 0 all
-  /// ranks', elsewhere rank 0's and the own. A rank that is silent for `silence_seconds` is lost.
+  /// ranks', elsewhere rank 0's and the own. A rank that is silent for `silence_seconds` is lost; so is one
+  /// for which all others do nothing but wait during twice as long.
   Monitor(int rank, std::vector<RankName> names, std::vector<Socket> links, double silence_seconds);
   ~Monitor();
   /// Tells the others that this rank leaves in peace, unless the run failed. The destructor does, if nobody
@@ -54,6 +57,8 @@ class Monitor {
   void set_collective(const std::string& text);
   /// Throws RankLost once a rank is lost or has failed.
   void check() const;
+  /// This rank has waited so long for others, in collectives with a deadline. Any thread.
+  void add_waiting(double seconds) { waited_.fetch_add(seconds); }
   /// This rank cannot go on: ends the run on every rank. Returns when rank 0 knows, or after two seconds.
   void fail(const std::string& why);
   /// Why this rank stands still, if it does: said instead of whom it waits for.
@@ -71,6 +76,8 @@ class Monitor {
   void send_beats();
   void handle(std::size_t link, const std::string& frame);
   void lost(std::size_t link, const std::string& how);
+  void look_for_starved_rank();
+  void end_if_here(const RankName& name) const;
   void decide(const std::string& verdict, bool told);
   std::string last_step(int rank) const;
   std::string own_step() const;
@@ -85,6 +92,13 @@ class Monitor {
   std::vector<Deadline> silent_at_;
   std::vector<char> left_;
   std::string pending_failure_;
+  std::atomic<double> waited_{0};
+  struct Waiting {
+    Deadline at;
+    std::vector<double> seconds;  ///< since the start, by rank
+  };
+  std::vector<double> heard_waiting_;  ///< rank 0: by rank
+  std::deque<Waiting> waiting_;        ///< rank 0: of the last while
   std::atomic<bool> failed_{false}, told_{false}, stopping_{false};
   std::mutex watch_mutex_;
   std::function<std::string()> what_is_wrong_;

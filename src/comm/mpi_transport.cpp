@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <functional>
 #include <thread>
+#include <utility>
 
 #include "comm/world.h"
 
@@ -13,6 +14,7 @@ namespace magi {
 namespace {
 
 constexpr std::size_t kMessageBytes = std::size_t{1} << 30;  // MPI counts in int
+constexpr double kLongestPoll = 0.1;                         // longer, and this process did not run
 /// Messages between two ranks do not overtake each other, so exchanges in one order need no tags. But ranks
 /// that came apart (one has failed) must not take each other's messages for something else.
 int tag_of(const std::string& what) {
@@ -58,20 +60,27 @@ class MpiExchange final : public Exchange {
     const double seconds = deadline_seconds > 0 ? deadline_seconds : deadline_;
     const Deadline end = deadline_in(seconds);
     monitor_->set_collective(what_);
+    double waited = 0;
+    Deadline last = start;
     for (std::int64_t polls = 0;; ++polls) {
       int done = 0;
       check_mpi(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done, MPI_STATUSES_IGNORE),
                 "waiting");
       if (done) break;
+      const Deadline now = std::chrono::steady_clock::now();
+      waited += std::min(std::chrono::duration<double>(now - last).count(), kLongestPoll);
+      last = now;
       if (polls % 64 == 63) {
+        if (seconds < kPatient) monitor_->add_waiting(std::exchange(waited, 0));
         monitor_->check();
-        if (std::chrono::steady_clock::now() > end) monitor_->late(missing(), what_, seconds);
+        if (now > end) monitor_->late(missing(), what_, seconds);
       }
       if (polls > 256)  // ranks may share a core
         std::this_thread::sleep_for(std::chrono::microseconds(polls > 4096 ? 500 : 20));
       else
         std::this_thread::yield();
     }
+    if (seconds < kPatient) monitor_->add_waiting(waited);
     requests_.clear();
     monitor_->set_collective("");
     const auto now = std::chrono::steady_clock::now();

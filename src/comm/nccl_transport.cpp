@@ -11,6 +11,10 @@
 namespace magi {
 namespace {
 
+/// Measured between two H200: messages of 180 MB at 338 GB/s, at 292 with what NCCL would choose. They take
+/// multiprocessors that have nothing else to do.
+constexpr int kCtas = 64;
+
 void check_cuda(cudaError_t status, const char* what) {
   require(status == cudaSuccess, "ranks: {}: {}", what, cudaGetErrorString(status));
 }
@@ -54,7 +58,9 @@ class NcclTransport final : public Transport {
     require(text.size() == sizeof id.internal, "NCCL: rank 0 has another version");
     std::memcpy(id.internal, text.data(), sizeof id.internal);
     world.set_stage("starting NCCL");
-    check_nccl(ncclCommInitRank(&communicator_, size_, id, rank_), "connecting the GPUs");
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.minCTAs = config.maxCTAs = kCtas;
+    check_nccl(ncclCommInitRankConfig(&communicator_, size_, id, rank_, &config), "connecting the GPUs");
     int least = 0, greatest = 0;
     check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "reading priorities");
     // An exchange takes few multiprocessors for a short time: it goes first.
@@ -204,7 +210,9 @@ void NcclTransport::harvest() {
     if (!m->waited || !is_over(m->end) || !is_over(m->wait_end)) return;
     Traffic& t = traffic_[m->what];
     t.seconds += seconds(m->begin, m->end);
-    t.exposed_seconds += seconds(m->wait_begin, m->wait_end);
+    const double waited = seconds(m->wait_begin, m->wait_end);
+    t.exposed_seconds += waited;
+    monitor_->add_waiting(waited);
     free_.push_back(m);
     under_way_.pop_front();
   }
@@ -212,6 +220,7 @@ void NcclTransport::harvest() {
 
 std::string NcclTransport::what_is_late() {
   const std::lock_guard lock(mutex_);
+  harvest();
   ncclResult_t state = ncclSuccess;
   if (ncclCommGetAsyncError(communicator_, &state) == ncclSuccess && state != ncclSuccess &&
       state != ncclInProgress) {

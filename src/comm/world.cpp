@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/world.h"
 
+#include <omp.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 
@@ -10,7 +14,7 @@ namespace {
 constexpr double kDefaultDeadline = 45;
 constexpr double kMeetSeconds = 60;
 constexpr int kDefaultPort = 29500;
-constexpr const char* kGreeting = "magi2 ranks 1";
+constexpr const char* kGreeting = "magi2 ranks 2";
 
 std::string variable(const char* name) {
   const char* value = std::getenv(name);
@@ -32,12 +36,27 @@ bool any_of(std::initializer_list<const char*> names) {
   return false;
 }
 
-/// The first host of a Slurm list: "node[003-008,11],other" is node003.
+/// The first host of a Slurm list: "rack[0-1]n[003-008,11]-ib,other" is rack0n003-ib.
 std::string first_host(const std::string& list) {
-  const auto bracket = list.find_first_of("[,");
-  if (bracket == list.npos || list[bracket] == ',') return list.substr(0, bracket);
-  return list.substr(0, bracket) +
-         list.substr(bracket + 1, list.find_first_of(",-]", bracket + 1) - bracket - 1);
+  std::string host;
+  for (std::size_t i = 0; i < list.size() && list[i] != ','; ++i) {
+    if (list[i] != '[') {
+      host += list[i];
+      continue;
+    }
+    const std::size_t end = list.find(']', i);
+    require(end != list.npos, "Slurm's list of nodes \"{}\" has a bracket that does not end", list);
+    host += list.substr(i + 1, list.find_first_of(",-]", i + 1) - i - 1);
+    i = end;
+  }
+  return host;
+}
+
+/// Slurm starts a step's tasks on its nodes in order, so rank 0 is on the first one.
+std::string first_slurm_host() {
+  for (const char* name : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"})
+    if (const std::string host = first_host(variable(name)); !host.empty()) return host;
+  return variable("SLURM_LAUNCH_NODE_IPADDR");
 }
 
 bool is_loopback(const std::string& host) {
@@ -45,6 +64,14 @@ bool is_loopback(const std::string& host) {
 }
 
 constexpr int kManyRanks = 65536;
+
+/// Ranks of one machine that may all run on all of its cores would stand in each other's way.
+void share_cores(int ranks_here) {
+  const int cores = omp_get_num_procs();
+  const bool bound = cores < sysconf(_SC_NPROCESSORS_ONLN);  // by the launcher, to cores of its own
+  if (ranks_here > 1 && !bound && !any_of({"OMP_NUM_THREADS"}))
+    omp_set_num_threads(std::max(1, cores / ranks_here));
+}
 
 }  // namespace
 
@@ -74,10 +101,13 @@ Launch Launch::from_environment() {
     if (launch.host.empty() && one_host) launch.host = "127.0.0.1";
     require(launch.size == 1 || !launch.host.empty(),
             "this build has no MPI: pass MASTER_ADDR, the machine of rank 0, to mpirun with -x");
-  } else if (any_of({"SLURM_PROCID"}) && any_of({"SLURM_STEP_NODELIST"})) {
-    at("SLURM_PROCID", "SLURM_NTASKS");
+  } else if (any_of({"SLURM_PROCID"}) && any_of({"SLURM_STEP_ID", "SLURM_STEP_NODELIST"})) {
+    // A batch script itself has a SLURM_PROCID, and is alone; a step has a list of its own.
+    at("SLURM_PROCID", any_of({"SLURM_STEP_NUM_TASKS"}) ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS");
+    if (launch.size == 1) return launch;
     launch.host = variable("MASTER_ADDR");
-    if (launch.host.empty()) launch.host = first_host(variable("SLURM_STEP_NODELIST"));
+    if (launch.host.empty()) launch.host = first_slurm_host();
+    require(!launch.host.empty(), "Slurm does not say which node rank 0 is on: set MASTER_ADDR to it");
     if (!any_of({"MASTER_PORT"}) && any_of({"SLURM_JOB_ID"}))
       launch.port = 20000 + number_of("SLURM_JOB_ID", 0, 1 << 30) % 20000;
   }
@@ -171,6 +201,7 @@ void World::meet(const Launch& given) {
       "all ranks");
   const std::string own_host = RankName::own(launch.rank).host;
   const std::vector<std::string> hosts = host_.gather_texts(own_host);
+  share_cores(static_cast<int>(std::ranges::count(hosts, own_host)));
   for (int r = 0; r < launch.rank; ++r) local_rank_ += hosts[static_cast<std::size_t>(r)] == own_host;
 }
 

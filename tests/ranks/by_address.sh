@@ -1,19 +1,32 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# by_address.sh COUNT PROGRAM ARGUMENT…: COUNT processes that meet by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
-# Fails when one of them does.
+# by_address.sh [--slurm] COUNT PROGRAM ARGUMENT…: COUNT processes that meet by RANK, WORLD_SIZE, MASTER_ADDR and
+# MASTER_PORT, or by what srun would set. Fails when one of them does.
+launcher=torchrun
+if [ "$1" = --slurm ]; then
+  launcher=slurm
+  shift
+fi
 count=$1
 shift
-unset OMPI_COMM_WORLD_SIZE
-export WORLD_SIZE="$count" MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + $$ % 20000))
+unset OMPI_COMM_WORLD_SIZE RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
+rank() { # number, command
+  number=$1
+  shift
+  if [ "$launcher" = slurm ]; then
+    SLURM_PROCID=$number SLURM_NTASKS=$count SLURM_STEP_ID=0 SLURM_STEP_NODELIST=localhost SLURM_JOB_ID=$$ "$@"
+  else
+    RANK=$number WORLD_SIZE=$count MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + $$ % 20000)) "$@"
+  fi
+}
 others=""
-rank=1
-while [ "$rank" -lt "$count" ]; do
-  RANK=$rank "$@" &
+next=1
+while [ "$next" -lt "$count" ]; do
+  rank "$next" "$@" &
   others="$others $!"
-  rank=$((rank + 1))
+  next=$((next + 1))
 done
-RANK=0 "$@"
+rank 0 "$@"
 result=$?
 for process in $others; do
   wait "$process" || result=1

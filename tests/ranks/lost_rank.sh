@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # lost_rank.sh SIGNAL RANKS PROGRAM: starts a long run over RANKS ranks, sends SIGNAL to one of them (each in turn) at a
 # random moment, and checks how it ends: soon, with a message that names the rank, nothing running, nothing written.
+# SIGNAL STARVE: from then on that rank runs for some milliseconds a second.
 set -u
 signal=$1 ranks=$2 program=$3
 export OMP_NUM_THREADS=1 MAGI2_RANK_DEADLINE=${MAGI2_RANK_DEADLINE:-6}
@@ -21,14 +22,18 @@ for rank in $(seq 0 $((ranks - 1))); do
   done
   [ -n "$victim" ] || { echo "rank $rank was not found"; cat "$work/log"; exit 1; }
   all=$(pgrep -P $launcher)
-  kill "-$signal" "$victim"
+  if [ "$signal" = STARVE ]; then
+    (while kill -STOP "$victim" 2> /dev/null; do sleep 1; kill -CONT "$victim"; sleep 0.003; done) 2> /dev/null &
+  else
+    kill "-$signal" "$victim"
+  fi
   start=$(date +%s)
   (sleep 60; touch "$work/late"; kill -9 $launcher 2>/dev/null) & guard=$!
   wait $launcher
   result=$?
   kill $guard 2>/dev/null
   took=$(($(date +%s) - start))
-  echo "rank $rank got SIG$signal: ended with $result after $took s: $(grep -a -m1 '^magi2: ' "$work/log")"
+  echo "rank $rank got $signal: run ended with $result after $took s: $(grep -a -m1 '^magi2: ' "$work/log")"
   [ $result -ne 0 ] && [ ! -e "$work/late" ] || { cat "$work/log"; exit 1; }
   grep -a -q "rank $rank" "$work/log" || { cat "$work/log"; exit 1; }
   for process in $all; do
