@@ -27,11 +27,25 @@ RefinerRows::RefinerRows(const std::array<std::int64_t, 3>& grid, const std::arr
       all_rows_(rows),
       ranks_(std::move(ranks)) {}
 
+Share RefinerRows::dealt(int rank) const {
+  const std::int64_t rows = others().first;
+  const auto parts_before = [&](int r) {  // those whose middle lies in the first r shares of the rows
+    return std::ranges::count_if(window_parts_, [&](const RowRange& blocks) {
+      const RowRange part = grid_.rows(blocks);
+      return (part.first + part.end) * ranks_.size() <= 2 * rows * r;
+    });
+  };
+  const std::int64_t first = parts_before(rank);
+  return {first, parts_before(rank + 1) - first};
+}
+
 RowRange RefinerRows::blocks(int rank) const {
-  const Share own = share_of(static_cast<std::int64_t>(window_parts_.size()), ranks_.size(), rank);
-  if (own.count == 0) return {grid_.size(), grid_.size()};
-  return {window_parts_[static_cast<std::size_t>(own.first)].first,
-          window_parts_[static_cast<std::size_t>(own.end() - 1)].end};
+  const Share own = dealt(rank);
+  const auto begin = [&](std::int64_t part) {
+    return part < std::ssize(window_parts_) ? window_parts_[static_cast<std::size_t>(part)].first
+                                            : grid_.size();
+  };
+  return {begin(own.first), begin(own.end())};
 }
 
 RowRange RefinerRows::rows(int rank) const {
@@ -40,7 +54,7 @@ RowRange RefinerRows::rows(int rank) const {
 }
 
 std::vector<RowRange> RefinerRows::parts(int rank) const {
-  const Share own = share_of(static_cast<std::int64_t>(window_parts_.size()), ranks_.size(), rank);
+  const Share own = dealt(rank);
   std::vector<RowRange> parts;
   for (std::int64_t i = own.first; i < own.end(); ++i)
     parts.push_back(grid_.rows(window_parts_[static_cast<std::size_t>(i)]));

@@ -33,6 +33,8 @@ class RefinerRows {
   void gather(const Tensor& data, RowRange covers) const;
 
  private:
+  /// Which window parts a rank has: neighbours, dealt so that rows are as even as whole parts allow.
+  Share dealt(int rank) const;
   std::vector<RowRange> parts(int rank) const;  ///< rows, of which the last rank's are audio's and text's
   RowRange blocks(int rank) const;
   RowRange video(int rank) const { return grid_.rows(blocks(rank)); }
