@@ -27,6 +27,7 @@ LayerWork work_of(const PreviewConfig& c, bool has_experts) {
   return w;
 }
 
+/// Of a layer with experts.
 double expert_parameters(const PreviewConfig& c) {
   return 3.0 * static_cast<double>(c.moe_width * c.experts * c.expert_hidden);
 }
@@ -54,11 +55,18 @@ double exchange_seconds(const Network& n, int size, double bytes) {
 }  // namespace
 
 Network network_named(std::string_view name) {
-  if (name == "nvlink") return {"nvlink", 1 << 20, 270e9, 270e9, 20e-6};
-  if (name == "infiniband") return {"infiniband", 8, 270e9, 45e9, 40e-6};
-  require(name == "pcie", "there are no figures for the network \"{}\"; choose nvlink, infiniband or pcie",
-          name);
+  if (name == "nvlink") return {"nvlink", 1 << 20, 310e9, 310e9, 20e-6};
+  if (name == "infiniband") return {"infiniband", 8, 310e9, 45e9, 40e-6};
+  if (name == "ethernet") return {"ethernet", 8, 310e9, 1.5e9, 100e-6};
+  require(name == "pcie",
+          "there are no figures for the network \"{}\"; choose nvlink, infiniband, ethernet or pcie", name);
   return {"pcie", 8, 22e9, 22e9, 30e-6};
+}
+
+double expert_bytes(const PreviewConfig& config, double expert_bits) {
+  double layers = 0;
+  for (int64_t i = 0; i < config.layers; ++i) layers += config.has_experts(i) ? 1 : 0;
+  return layers * expert_parameters(config) * expert_bits / 8;
 }
 
 RankPrediction predict_step(const PreviewConfig& c, std::vector<int64_t> branches, const Degrees& degrees,
@@ -91,7 +99,9 @@ RankPrediction predict_step(const PreviewConfig& c, std::vector<int64_t> branche
       const double out = 2 * rows * (3 * heads * head_dim + 8), back = 2 * rows * heads * head_dim;
       p.exchange += exchange_seconds(network, degrees.sp, out) + exchange_seconds(network, degrees.sp, back);
       p.bytes_sent += (degrees.sp - 1) * (out + back);
-      p.compute += 2 * degrees.sp * (out + back) / rates.copy_bytes;
+      // What norm and rotary write elsewhere costs nothing more than in place, but the values come along.
+      const double values = out / 3;
+      p.compute += 2 * degrees.sp * (values + back) / rates.copy_bytes;
     }
     if (!moe) continue;
     p.weight_bytes += expert_parameters(c) * expert_bits / 8 * moe_heads / static_cast<double>(c.moe_heads);
@@ -104,7 +114,7 @@ RankPrediction predict_step(const PreviewConfig& c, std::vector<int64_t> branche
     }
   }
   if (ranks > 1) p.compute *= 1 + rates.unequal;
-  p.compute += static_cast<double>(all_rows) * rates.host_row;
+  p.compute += rates.host_step + static_cast<double>(all_rows) * rates.host_row;
   p.seconds = p.compute + p.exchange;
   return p;
 }

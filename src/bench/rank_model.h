@@ -12,13 +12,14 @@
 
 namespace magi {
 
-/// What one GPU does in a second; the defaults are an H200's in long steps (docs/performance.md).
+/// What one GPU does in a second; the defaults are an H200's in steps at 540p (docs/performance.md).
 struct GpuRates {
-  double linear = 680e12, attention = 695e12, experts = 585e12;  ///< floating-point operations
-  double row_layer = 107e-9;   ///< seconds that a row takes a layer beside products (mHC, norms, rotary, router, sums)
-  double copy_bytes = 3.4e12;  ///< read and written, packing for an exchange
-  double host_row = 0.7e-6;    ///< seconds a row takes on the host between steps, on every rank
-  double unequal = 0.02;       ///< by which the slowest of several GPUs is slower than one alone
+  double linear = 680e12, attention = 693e12, experts = 578e12;  ///< floating-point operations
+  double row_layer =
+      89e-9;  ///< seconds that a row takes a layer beside products (mHC, norms, rotary, router, sums)
+  double copy_bytes = 3.4e12;                   ///< read and written, packing for an exchange
+  double host_step = 0.03, host_row = 0.12e-6;  ///< seconds on the host between steps, on every rank
+  double unequal = 0.02;  ///< by which the slowest of several GPUs is slower than one alone
 };
 
 /// Links between GPUs. Bytes a second that a GPU sends, while all do.
@@ -29,9 +30,12 @@ struct Network {
   double between = 0;  ///< to those of others
   double latency = 0;  ///< seconds of an exchange, however small
 };
-/// "nvlink" (one NVLink domain, however large), "infiniband" (nodes of eight over NVLink, 400 Gb/s a GPU
-/// between them) or "pcie"; throws Error for other names.
+/// "nvlink" (one NVLink domain, however large); nodes of eight over NVLink, between them "infiniband" (400
+/// Gb/s a GPU) or "ethernet" (100 Gb/s a node); "pcie". Throws Error for other names.
 Network network_named(std::string_view name);
+
+/// All layers' experts.
+double expert_bytes(const PreviewConfig& config, double expert_bits);
 
 struct RankPrediction {
   Degrees degrees;

@@ -6,6 +6,7 @@
 #include "cli/commands.h"
 #include "cli/engine_arguments.h"
 #include "core/error.h"
+#include "run/gpu_plan.h"
 #include "run/memory_plan.h"
 
 namespace magi {
@@ -14,9 +15,29 @@ namespace {
 struct PlanArguments {
   std::string root, config;
   bool json = false;
+  std::vector<int> gpus;
+  std::vector<std::string> networks{"nvlink", "infiniband"};
   EngineArguments engine;
   nlohmann::json request{{"prompt", "a clip"}};
 };
+
+/// GPUs that this machine need not have: the dry run is the CPU's.
+void run_gpu_plan(const PlanArguments& a, const CheckpointRoot& root, const Request& request) {
+  const Degrees& d = a.engine.degrees;
+  require(d.sp == 0 && d.cfg == 0 && d.ep == 0,
+          "plan: --gpus tells which --sp, --cfg and --ep are best; do not give them");
+  EngineOptions options;
+  if (!a.engine.experts.empty()) options.experts = expert_format(a.engine.experts);
+  const GpuPlan plan = plan_gpus(root, request, options, a.gpus, a.networks,
+                                 a.engine.vram ? budget_bytes(*a.engine.vram, "--vram") : kH200Bytes);
+  if (a.json)
+    fmt::print("{}\n", to_json(plan).dump(2));
+  else
+    fmt::print("{}", to_text(plan));
+  for (const GpuCount& count : plan.counts)
+    require(count.recommended() != nullptr,
+            "plan: no choice of degrees fits on {} GPUs; take more, or --experts nvfp4", count.gpus);
+}
 
 void run_plan(const PlanArguments& a) {
   require(!a.root.empty() || a.config == "release",
@@ -27,6 +48,7 @@ void run_plan(const PlanArguments& a) {
                                                   ? std::nullopt
                                                   : std::optional<std::filesystem::path>(a.config));
   const Request request = Request::from_json(a.request, root.defaults(), "plan");
+  if (!a.gpus.empty()) return run_gpu_plan(a, root, request);
   const MemoryPlan plan = plan_memory(root, request, a.engine.options());
   if (a.json)
     fmt::print("{}\n", to_json(plan).dump(2));
@@ -67,6 +89,20 @@ void add_plan_command(CLI::App& app, Work& work) {
       "-i,--image", [a = a.get()](const std::vector<std::string>& paths) { a->request["image"] = paths; },
       "Reference image, may be repeated");
   add_engine_arguments(c, a->engine);
+  auto* gpus =
+      c.add_option("--gpus", a->gpus,
+                   "Predict a step over so many H200s instead, and the best degrees: a number or several, "
+                   "8,16,64; --vram: GiB of each (default 139)")
+          ->delimiter(',')
+          ->check(CLI::Range(1, kMostGpus));
+  c.add_option(
+       "--network", a->networks,
+       "Between the GPUs: nvlink (one domain), infiniband or ethernet (between nodes of eight), pcie; may "
+       "be several")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"nvlink", "infiniband", "ethernet", "pcie"}))
+      ->capture_default_str()
+      ->needs(gpus);
   c.add_flag("--json", a->json, "As JSON");
   c.callback([a, &work] { work = [a] { run_plan(*a); }; });
 }

@@ -31,7 +31,6 @@
 namespace magi {
 namespace {
 
-constexpr double kExpertsShare = 0.6;      // of the free memory, that experts may take; the rest computes
 constexpr std::size_t kKeptFeatures = 64;  // some 20 MB each
 constexpr std::size_t kLeastScratch = std::size_t{1} << 20;
 constexpr std::size_t kLibraries = std::size_t{3}
@@ -418,7 +417,7 @@ const Parallel& Pipeline::parallel(const PreviewConfig& config, const TensorStor
   for (const auto& [name, info] : store.entries()) {
     const double bytes = static_cast<double>(numel(info.shape)) * static_cast<double>(size_of(info.dtype));
     all += bytes;
-    if (name.find("moe_mlp.W_") != name.npos || name.ends_with("moe_mlp.nvfp4")) experts += bytes;
+    if (name.find("moe_mlp.W_") != name.npos || name.find(kPackedExperts) != name.npos) experts += bytes;
   }
   join_ranks(experts);
   const double share = static_cast<double>(parallel_.expert_heads(config.moe_heads).count) /

@@ -44,6 +44,9 @@ class DryRun {
         std::accumulate(layers_.layers.begin(), layers_.layers.end(), loaded_ - layers_.stored);
     result_.layer_bytes = layers_.layers;
   }
+  void branch_rows(const Segments& sequence) {
+    for (const RowRange& rows : sample_ranges(sequence)) result_.branch_rows.push_back(rows.size());
+  }
   /// The stage does so many times the work that is run here.
   void repeats(double times) { repeats_ = times; }
   StageMemory result(Stage stage) {
@@ -109,12 +112,12 @@ void run_preview(DryRun& dry, const CheckpointRoot& root, const Request& request
   std::vector<ReferenceImage> images;
   for (const auto& [h, w] : image_cells(request, sizes))
     images.push_back({zeros({config.channels.video, 1, h, w}), zeros({config.channels.text})});
-  PreviewRun run(
-      dry.ops(), *model,
+  PackedSequence sequence =
       pack(grid, request.audio_latents(),
            guidance_branches(zeros({sizes.prompt_rows, config.channels.text}),
-                             zeros({sizes.negative_rows, config.channels.text}), images, request.guidance)),
-      request.dtype);
+                             zeros({sizes.negative_rows, config.channels.text}), images, request.guidance));
+  dry.branch_rows(sequence.segments);
+  PreviewRun run(dry.ops(), *model, std::move(sequence), request.dtype);
   run.velocity(zeros({config.channels.video, grid.t, grid.h, grid.w}),
                zeros({request.audio_latents(), config.channels.audio}), 500);
 }

@@ -40,7 +40,8 @@ struct StageMemory {
       layer_bytes;                ///< of these, each layer's (text encoder, preview and refiner have layers)
   std::size_t input_bytes = 0;    ///< texts, rotary angles and the like
   std::size_t scratch_bytes = 0;  ///< the arena's exact peak: activations, and operations' own scratch
-  StepWork work;                  ///< of a denoising step; of the whole stage where there are no steps
+  std::vector<std::int64_t> branch_rows;  ///< the preview's: of each guidance branch
+  StepWork work;  ///< of a denoising step; of the whole stage where there are no steps
 
   std::size_t bytes() const { return weight_bytes + input_bytes + scratch_bytes; }
   /// The same with no more than two layers there at a time.

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "io/config.h"
@@ -16,16 +17,27 @@ PreviewConfig release() {
 
 const std::vector<std::int64_t> k272p{15015, 14601}, k540p{58023, 57609};
 
-TEST(RankModel, OneGpuAsMeasured) {
-  const Network link = network_named("nvlink");
-  EXPECT_NEAR(predict_step(release(), k272p, {1, 1, 1}, link, 16).seconds, 1.056, 0.06);
-  EXPECT_NEAR(predict_step(release(), k540p, {1, 1, 1}, link, 16).seconds, 7.447, 0.1);
+/// Seconds of the model, within a share of what was measured on H200s (docs/ranks.md).
+void expect_near(const std::vector<std::int64_t>& rows, const Degrees& degrees, double measured,
+                 double share) {
+  const double predicted = predict_step(release(), rows, degrees, network_named("nvlink"), 16).seconds;
+  std::printf("%ld rows, sp %d cfg %d ep %d: predicted %.3f s, measured %.3f s\n", static_cast<long>(rows[0]),
+              degrees.sp, degrees.cfg, degrees.ep, predicted, measured);
+  EXPECT_NEAR(predicted, measured, share * measured);
 }
 
-TEST(RankModel, TwoGpusAsMeasured) {
-  const Network link = network_named("nvlink");
-  EXPECT_NEAR(predict_step(release(), k272p, {2, 1, 2}, link, 16).seconds, 0.605, 0.03);
-  EXPECT_NEAR(predict_step(release(), k540p, {2, 1, 2}, link, 16).seconds, 4.055, 0.08);
+/// What the rates were taken from.
+TEST(RankModel, AsMeasuredAt540p) {
+  expect_near(k540p, {1, 1, 1}, 7.372, 0.01);
+  expect_near(k540p, {2, 1, 2}, 3.952, 0.01);
+}
+
+/// What they were not taken from.
+TEST(RankModel, OtherDegreesAndSizesAsMeasured) {
+  expect_near(k540p, {1, 2, 2}, 3.833, 0.01);
+  expect_near(k540p, {1, 2, 1}, 3.770, 0.01);
+  expect_near(k272p, {1, 1, 1}, 1.044, 0.06);
+  expect_near(k272p, {2, 1, 2}, 0.605, 0.10);  // on a slower host 0.676
 }
 
 TEST(RankModel, WeightsAndBytes) {
