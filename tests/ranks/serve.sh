@@ -1,0 +1,82 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# serve.sh RANKS PROGRAM: the server over ranks makes the clip of the server on one, goes on after a cancelled job, and
+# leaves nothing behind when it is told to stop.
+set -u
+ranks=$1 program=$2
+command -v curl > /dev/null || { echo "curl is not installed"; exit 77; }
+export OMP_NUM_THREADS=1
+work=$(mktemp -d)
+launcher=""
+trap '[ -n "$launcher" ] && kill -9 $launcher 2> /dev/null; rm -rf "$work"' EXIT
+lose() { echo "$*"; cat "$work"/*.log; exit 1; }
+"$program" init "$work/root" > "$work/init.log" 2>&1 || lose "no tiny root"
+
+start() { # name, launcher's words: sets launcher and url
+  local name=$1
+  shift
+  "$@" "$program" serve -m "$work/root" --data "$work/$name" --port 0 --device cpu > "$work/$name.log" 2>&1 &
+  launcher=$!
+  local port=""
+  for _ in $(seq 600); do
+    port=$(sed -n 's/.*"port":\([0-9]*\).*/\1/p' "$work/$name.log" | head -1)
+    [ -n "$port" ] && break
+    sleep 0.1
+  done
+  [ -n "$port" ] || lose "$name never listened"
+  url=http://127.0.0.1:$port/v1/videos
+}
+field() { sed -n "s/.*\"$1\": *\"\([^\"]*\)\".*/\1/p" | head -1; }
+create() { # steps
+  curl -s "$url" -H 'Content-Type: application/json' \
+    -d "{\"prompt\":\"A fox.\",\"size\":\"64x48\",\"seconds\":\"0.4\",\"num_inference_steps\":$1}" | field id
+}
+wait_for() { # id, status
+  local now=""
+  for _ in $(seq 1200); do
+    now=$(curl -s "$url/$1" | field status)
+    [ "$now" = "$2" ] && return
+    case "$now" in queued | in_progress) sleep 0.05 ;; *) break ;; esac
+  done
+  lose "$1 is \"$now\" and not $2"
+}
+clip() { # file
+  local id
+  id=$(create 3)
+  [ -n "$id" ] || lose "no job was made"
+  wait_for "$id" completed
+  curl -s "$url/$id/content" -o "$1"
+  [ -s "$1" ] || lose "no clip came"
+}
+
+start alone env
+clip "$work/alone.mp4"
+kill -TERM $launcher
+wait $launcher || lose "the server on one rank ended with $?"
+
+start together mpirun --allow-run-as-root --oversubscribe -n "$ranks"
+clip "$work/together.mp4"
+cmp "$work/alone.mp4" "$work/together.mp4" || lose "the clips differ"
+long=$(create 80)
+wait_for "$long" in_progress
+sleep 0.3
+curl -s -X POST "$url/$long/cancel" > /dev/null
+wait_for "$long" cancelled
+clip "$work/after.mp4"
+cmp "$work/alone.mp4" "$work/after.mp4" || lose "the clip after a cancelled one differs"
+
+all=$(pgrep -P $launcher)
+for process in $all; do
+  tr '\0' '\n' < "/proc/$process/environ" | grep -qx OMPI_COMM_WORLD_RANK=0 && kill -TERM "$process"
+done
+(sleep 60; kill -9 $launcher 2> /dev/null) & guard=$!
+wait $launcher
+result=$?
+launcher=""
+kill $guard 2> /dev/null
+[ $result -eq 0 ] || lose "the server over ranks ended with $result"
+for process in $all; do
+  [ ! -d "/proc/$process" ] || lose "process $process is left"
+done
+ls "$work/together/files"
+[ "$(find "$work/together/files" -name '*partial*' | wc -l)" -eq 0 ] || lose "a partial file is left"
