@@ -33,14 +33,13 @@ struct InPlace {};
 /// A block takes a row. A head takes kLanes lanes, each with 8 neighbouring dims whose angles and weights it
 /// keeps for all of its heads; several heads are on their way at once. `half` is a multiple of 8.
 template <typename T, int kLanes, typename Places>
-__global__ __launch_bounds__(32 * kWarps) void norm_rope_wide_kernel(T* qkv, std::int64_t pitch, int heads,
-                                                                     int kv_heads, Norm q, Norm k,
-                                                                     const float* rope, int half,
-                                                                     const __grid_constant__ RowGroups groups,
-                                                                     const __grid_constant__ Places places) {
+__global__ __launch_bounds__(32 * kWarps,
+                             3) void norm_rope_wide_kernel(T* qkv, std::int64_t pitch, int heads,
+                                                           int kv_heads, Norm q, Norm k, const float* rope,
+                                                           int half, const __grid_constant__ RowGroups groups,
+                                                           const __grid_constant__ Places places) {
   constexpr bool kElsewhere = !std::is_same_v<Places, InPlace>;
-  // At once are 48 heads of 128, or 80: a release row's q and k, and v besides.
-  constexpr int kDim = 8 * kLanes, kHeads = 32 / kLanes, kAtOnce = kElsewhere ? 5 : 3;
+  constexpr int kDim = 8 * kLanes, kHeads = 32 / kLanes, kAtOnce = 3, kStep = kWarps * kHeads;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, at = lane % kLanes * 8;
   const std::int64_t row = blockIdx.x;
   const bool first = at < half, rotated = at < 2 * half;
@@ -67,20 +66,29 @@ __global__ __launch_bounds__(32 * kWarps) void norm_rope_wide_kernel(T* qkv, std
     read(angles + half, cosines);
   }
   T* x = qkv + row * pitch + at;
-  const int rotating = heads + kv_heads, total = rotating + (kElsewhere ? kv_heads : 0),
-            mine = warp * kHeads + lane / kLanes;
-  for (int begin = mine; begin < total + mine;
-       begin += kAtOnce * kWarps * kHeads) {  // as often in every lane
+  const int total = heads + kv_heads, mine = warp * kHeads + lane / kLanes;
+  // v goes along; the first of it is on its way while q and k are worked on.
+  constexpr int kValues = kElsewhere ? 2 : 0;
+  Pack<T, 8> values_in[kValues + 1];
+  const int first_value = total + mine, end = total + kv_heads;
+#pragma unroll
+  for (int i = 0; i < kValues; ++i)
+    if (const int h = first_value + i * kStep; h < end)
+      values_in[i] = load_pack<8>(x + static_cast<std::int64_t>(h) * kDim);
+  const auto store_elsewhere = [&](int h, const Pack<T, 8>& head) {
+    if constexpr (kElsewhere) store_pack(places.data[h] + row * places.pitch[h] + at, head);
+  };
+  for (int begin = mine; begin < total + mine; begin += kAtOnce * kStep) {  // as often in every lane
     Pack<T, 8> in[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int h = begin + i * kWarps * kHeads;
+      const int h = begin + i * kStep;
       in[i] = {};
       if (h < total) in[i] = load_pack<8>(x + static_cast<std::int64_t>(h) * kDim);
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int h = begin + i * kWarps * kHeads;
+      const int h = begin + i * kStep;
       const bool is_q = h < heads;
       float values[8], sum = 0;
 #pragma unroll
@@ -99,11 +107,17 @@ __global__ __launch_bounds__(32 * kWarps) void norm_rope_wide_kernel(T* qkv, std
       }
       if (h >= total) continue;
       if constexpr (kElsewhere)
-        store_pack(places.data[h] + row * places.pitch[h] + at, h < rotating ? out : in[i]);
+        store_elsewhere(h, out);
       else
         store_pack(x + static_cast<std::int64_t>(h) * kDim, out);
     }
   }
+#pragma unroll
+  for (int i = 0; i < kValues; ++i)
+    if (const int h = first_value + i * kStep; h < end) store_elsewhere(h, values_in[i]);
+  if constexpr (kElsewhere)
+    for (int h = first_value + kValues * kStep; h < end; h += kStep)
+      store_elsewhere(h, load_pack<8>(x + static_cast<std::int64_t>(h) * kDim));
 }
 
 /// Any size. Shared memory: sin | cos of the row, then a head for each warp, all f32.
