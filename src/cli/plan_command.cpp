@@ -40,13 +40,12 @@ void run_gpu_plan(const PlanArguments& a, const CheckpointRoot& root, const Requ
 }
 
 void run_plan(const PlanArguments& a) {
-  require(!a.root.empty() || a.config == "release",
+  const bool release = a.config == "release";
+  require(release || !a.root.empty(),
           "plan: give -m ROOT, or --config release for the released model without its files");
-  const CheckpointRoot root =
-      a.root.empty() ? CheckpointRoot::release()
-                     : CheckpointRoot(a.root, a.config.empty() || a.config == "release"
-                                                  ? std::nullopt
-                                                  : std::optional<std::filesystem::path>(a.config));
+  const std::optional<std::filesystem::path> config =
+      a.config.empty() ? std::nullopt : std::optional<std::filesystem::path>(a.config);
+  const CheckpointRoot root = release ? CheckpointRoot::release() : CheckpointRoot(a.root, config);
   const Request request = Request::from_json(a.request, root.defaults(), "plan");
   if (!a.gpus.empty()) return run_gpu_plan(a, root, request);
   const MemoryPlan plan = plan_memory(root, request, a.engine.options());
