@@ -32,9 +32,6 @@ namespace magi {
 namespace {
 
 constexpr std::size_t kKeptFeatures = 64;  // some 20 MB each
-constexpr std::size_t kLeastScratch = std::size_t{1} << 20;
-constexpr std::size_t kLibraries = std::size_t{3}
-                                   << 28;  // of a GPU's memory: cuBLASLt's workspace, kernels' code
 
 /// The released pipeline hands bf16 features and images to its models.
 Tensor rounded_to(DType dtype, const Tensor& values) {
@@ -130,18 +127,6 @@ Pipeline::~Pipeline() {
   enforce(limits_, options_.device);
 }
 
-bool Pipeline::has_budgets() const {
-  return limits_.device_given || limits_.host_given;
-}
-
-MemoryLimits Pipeline::room() const {
-  MemoryLimits room = has_budgets() ? limits_ : memory_limits(options_);
-  room.host -= std::min(room.host, MemoryLedger::of({}).used_bytes());
-  if (options_.device.kind == Device::Kind::cuda)
-    room.device -= std::min(room.device, MemoryLedger::of(options_.device).used_bytes());
-  return room;
-}
-
 template <typename T>
 void Pipeline::make_way(Stage stage, const Request& request, const StageSizes& sizes) {
   const bool on_gpu = options_.device.kind == Device::Kind::cuda;
@@ -149,24 +134,6 @@ void Pipeline::make_way(Stage stage, const Request& request, const StageSizes& s
   const std::size_t bytes = stage_memory(stage, root_, request, sizes, options_).scratch_bytes;
   if (bytes > (on_gpu ? room().device + arena_.capacity_bytes() : room().host))
     parts_->drop<T>(request.dtype);
-}
-
-Pipeline::Loading Pipeline::place(Stage stage, const Request& request, const StageSizes& sizes,
-                                  const std::filesystem::path& weights) {
-  if (!team_.alone())
-    return {};  // each rank holds its share of the experts; the dry run knows of one device alone
-  if (options_.device.kind == Device::Kind::cpu && !has_budgets() && parts_->fits(bytes_on_disk(weights)))
-    return {};
-  set_scratch(kLeastScratch);  // the last stage's is given back
-  const MemoryLimits room = this->room();
-  const StageMemory memory = stage_memory(stage, root_, request, sizes, options_);
-  Loading how;
-  how.placement = plan_stage(memory, room, options_.device, largest_stored_layer(stage, root_)).placement;
-  if (how.placement.count(Place::disk) > 0)
-    how.access = 2 * bytes_on_disk(weights) > room.host ? Access::direct : Access::copied;
-  else if (limits_.host_given)
-    how.access = Access::copied;  // pages of a mapping are not ours to count
-  return how;
 }
 
 std::function<void(std::int64_t)> Pipeline::count_layers(std::string_view stage, std::int64_t layers) {
@@ -384,90 +351,6 @@ Tensor Pipeline::decode_audio(const Tensor& latent) {
   const Tensor waveform = decoder->decode(*ops_, latent);
   progress_->advance(1);
   return resample(waveform, resampled_length(waveform.dim(1)));
-}
-
-void Pipeline::use_scratch(Stage stage, const Request& request, const StageSizes& sizes) {
-  if (options_.device.kind == Device::Kind::cpu) return;
-  // Over ranks less is computed, but exchanges need room: for one rank, and that again, is more than either
-  // asks for.
-  const std::size_t bytes =
-      (team_.alone() ? 1 : 2) * stage_memory(stage, root_, request, sizes, options_).scratch_bytes;
-  set_scratch(std::max(bytes, kLeastScratch));
-}
-
-void Pipeline::set_scratch(std::size_t bytes) {
-  if (options_.device.kind == Device::Kind::cpu || arena_.capacity_bytes() == bytes) return;
-  arena_ =
-      scratch_arena(options_.device, kLeastScratch);  // gives the old one back before the new one is taken
-  arena_ = scratch_arena(options_.device, bytes);
-}
-
-void Pipeline::require_room(const Request& request) {
-  if (options_.device.kind == Device::Kind::cpu || !team_.alone()) return;  // ranks hold parts of the weights
-  if (!tokenizer_)
-    tokenizer_ = std::make_shared<Tokenizer>(Tokenizer::load(root_.text_encoder() / "tokenizer.json"));
-  const MemoryLedger& ledger = MemoryLedger::of(options_.device);  // what this process holds can make way
-  const std::size_t all = available_bytes(options_.device) + ledger.used_bytes();
-  const std::size_t room = std::min(ledger.limit_bytes(), all - std::min(all, kLibraries));
-  magi::require_room(root_, request, stage_sizes(*tokenizer_, request), options_, room);
-}
-
-const Parallel& Pipeline::parallel(const PreviewConfig& config, const TensorStore& store) {
-  double experts = 0, all = 0;
-  for (const auto& [name, info] : store.entries()) {
-    const double bytes = static_cast<double>(numel(info.shape)) * static_cast<double>(size_of(info.dtype));
-    all += bytes;
-    if (name.find("moe_mlp.W_") != name.npos || name.find(kPackedExperts) != name.npos) experts += bytes;
-  }
-  join_ranks(experts);
-  const double share = static_cast<double>(parallel_.expert_heads(config.moe_heads).count) /
-                       static_cast<double>(config.moe_heads);
-  record_.weights_share = all > 0 ? 1 - experts / all * (1 - share) : 1;
-  return parallel_;
-}
-
-void Pipeline::join_ranks(double expert_bytes) {
-  if (team_.alone() || !parallel_.alone()) return;
-  const double free = static_cast<double>(available_bytes(ops_->device()));
-  const Degrees chosen =
-      choose_degrees(team_.world().size(), options_.degrees, expert_bytes, kExpertsShare * free);
-  std::int64_t ep = chosen.ep;  // depends on the free memory, of which rank 0's counts
-  team_.share(ep);
-  parallel_ = Parallel(data_group(team_.world(), *ops_), {chosen.sp, chosen.cfg, static_cast<int>(ep)});
-}
-
-RankRecord Pipeline::rank_record() const {
-  RankRecord record = record_;
-  if (team_.alone()) return record;
-  record.rank = team_.world().rank();
-  record.place = RankName::own(record.rank).host;
-  record.degrees = parallel_.degrees();
-  const Group& host = team_.world().host();
-  std::vector<const Transport*> seen;
-  for (const Group* group : {&host, &parallel_.all()}) {
-    if (std::find(seen.begin(), seen.end(), &group->transport()) != seen.end()) continue;
-    seen.push_back(&group->transport());
-    for (const auto& [what, traffic] : group->transport().traffic()) {
-      record.bytes_sent += traffic.bytes_sent;
-      record.bytes_received += traffic.bytes_received;
-    }
-  }
-  return record;
-}
-
-std::size_t Pipeline::take_device_peak() {
-  if (options_.device.kind == Device::Kind::cpu) return 0;
-  MemoryLedger& ledger = MemoryLedger::of(options_.device);
-  const std::size_t peak = ledger.peak_bytes();
-  ledger.reset_peak();
-  return peak;
-}
-
-std::size_t Pipeline::take_scratch_peak() {
-  const std::size_t peak = arena_.peak_bytes();
-  arena_.trim();
-  arena_.reset_peak();
-  return peak;
 }
 
 }  // namespace magi

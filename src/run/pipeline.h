@@ -74,6 +74,7 @@ class Pipeline {
   std::size_t take_device_peak();
 
  private:
+  static constexpr std::size_t kLeastScratch = std::size_t{1} << 20;
   /// How a part is loaded.
   struct Loading {
     Placement placement;

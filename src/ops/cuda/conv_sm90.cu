@@ -93,18 +93,6 @@ struct TilePlace {
   }
 };
 
-template <int kStages>
-struct Ring {
-  int stage = 0;
-  std::uint32_t parity = 0;
-  __device__ __forceinline__ void next() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 template <int kGroups, int kColumns>
 __device__ __forceinline__ void produce(typename Sizes<kGroups, kColumns>::Shared& s, const TileArgs& a) {
   using S = Sizes<kGroups, kColumns>;

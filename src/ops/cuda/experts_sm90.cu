@@ -34,7 +34,7 @@ struct ExpertsShared : Tiles {
 /// Streams an expert's weights, 32 KB blocks in the order of use; one thread.
 __device__ void stream_weights(ExpertsShared& s, const ExpertsArgs& a) {
   Items<false> items{s.items};
-  Ring ring;
+  Ring<kStages> ring;
   int4 item{};
   const int blocks = a.chunks * kBlocksPerChunk;
   while (items.next(item)) {
@@ -134,7 +134,7 @@ __device__ __forceinline__ void consume(ExpertsShared& s, const ExpertsArgs& a) 
   const std::uint64_t ring_base = k_major_operand(s.ring[0]);
   auto block = [&](int stage) { return ring_base + static_cast<std::uint64_t>(stage * (kBlockBytes >> 4)); };
   Items<true> items{s.items};
-  Ring ring;
+  Ring<kStages> ring;
   int4 item{};
   std::uint32_t z_parity = 0;
   float down[128], gu[64];

@@ -60,19 +60,8 @@ struct TilePlace {
   }
 };
 
-struct Ring {
-  int stage = 0;
-  std::uint32_t parity = 0;
-  __device__ __forceinline__ void next() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 [[maybe_unused]] __device__ __forceinline__ void produce(Shared& s, const LinearArgs& a) {
-  Ring ring;
+  Ring<kStages> ring;
   for (int tile = blockIdx.x; tile < a.row_tiles * a.column_tiles; tile += gridDim.x) {
     const TilePlace place(a, tile);
     for (int k = 0; k < a.in; k += kDepth) {
@@ -151,7 +140,7 @@ __device__ __forceinline__ void write(const LinearArgs& a, const TilePlace& plac
 template <Epilogue kEpilogue>
 __device__ __forceinline__ void consume(Shared& s, const LinearArgs& a, int warpgroup) {
   const bool leader = threadIdx.x % 32 == 0;
-  Ring ring;
+  Ring<kStages> ring;
   for (int tile = blockIdx.x; tile < a.row_tiles * a.column_tiles; tile += gridDim.x) {
     float d[128];
 #pragma unroll

@@ -24,18 +24,6 @@ inline constexpr int kStages = 5;  ///< weight blocks in shared memory
 inline constexpr int kThreads = 3 * kWarpgroup;
 inline constexpr int kZTile = kRows * 128;  ///< bytes of 64 of K of z
 
-/// Position in the ring of weight blocks.
-struct Ring {
-  int stage = 0;
-  std::uint32_t parity = 0;
-  __device__ __forceinline__ void next() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 inline constexpr int kConsumerWarps = 8;
 
 /// Shared memory of the kernels with bf16 weights; their own parts follow it.

@@ -41,7 +41,7 @@ __device__ __forceinline__ RouteItem route_item(const RouteArgs& a, int item) {
 }
 
 __device__ void stream_gate(Tiles& s, const RouteArgs& a) {
-  Ring ring;
+  Ring<kStages> ring;
   for (int item = blockIdx.x; item < a.heads * a.row_items; item += gridDim.x) {
     const unsigned char* from =
         a.gate + static_cast<std::int64_t>(item / a.row_items) * kGateBlocks * kBlockBytes;
@@ -151,7 +151,7 @@ __device__ __forceinline__ void score_rows(Tiles& s, const RouteArgs& a) {
             lane = threadIdx.x % 32, quad = lane % 4;
   const std::uint64_t z = k_major_operand(s.z[0] + group * (kZTile / 2));
   const std::uint64_t ring_base = k_major_operand(s.ring[0]);
-  Ring ring;
+  Ring<kStages> ring;
   std::uint32_t z_parity = 0;
   float score[128];
   for (int n = blockIdx.x; n < a.heads * a.row_items; n += gridDim.x) {

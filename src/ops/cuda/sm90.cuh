@@ -23,6 +23,19 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* p) {
 
 // ---------------------------------------------------------------- mbarrier
 
+/// A place in a ring of kStages buffers, and the parity that its barriers are waited for with.
+template <int kStages>
+struct Ring {
+  int stage = 0;
+  std::uint32_t parity = 0;
+  __device__ __forceinline__ void next() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
 __device__ __forceinline__ void barrier_init(std::uint64_t* barrier, std::uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
