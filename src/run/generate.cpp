@@ -2,6 +2,7 @@
 #include "run/generate.h"
 
 #include <algorithm>
+#include <cctype>
 #include <chrono>
 #include <cmath>
 #include <new>
@@ -24,6 +25,16 @@
 
 namespace magi {
 namespace {
+
+/// Players go by the name; an MP4 under the name of another kind of file would mislead them.
+void require_mp4(const std::filesystem::path& output) {
+  std::string extension = output.extension().string();
+  std::ranges::transform(extension, extension.begin(), [](unsigned char c) { return std::tolower(c); });
+  for (const char* other :
+       {".webm", ".mkv", ".avi", ".gif", ".wav", ".mp3", ".png", ".jpg", ".jpeg", ".webp"})
+    require(extension != other, "{}: a clip is an MP4 file; name it {}", output.string(),
+            std::filesystem::path(output).replace_extension(".mp4").filename().string());
+}
 
 constexpr std::int64_t kAudioChannels = 64;
 constexpr int kSampleRate = 44100;
@@ -208,6 +219,7 @@ class Batch {
     require(clip.task.error.empty(), "{}", clip.task.error);
     require(clip.task.output.has_filename(), "\"{}\": the output needs the name of a file",
             clip.task.output.string());
+    require_mp4(clip.task.output);
     const AtomicFile writable(clip.task.output);
     identify_images(clip.task.request);
     pipeline_.require_room(clip.task.request);

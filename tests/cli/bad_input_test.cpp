@@ -57,6 +57,7 @@ TEST_F(BadInput, Outputs) {
   expect_refused({"-p", "x", "-o", "/proc/clip.mp4"}, "/proc/clip.mp4: ");
   expect_refused({"-p", "x", "-o", ""}, "the output needs the name of a file");
   expect_refused({"-p", "x", "-o", "directory/"}, "the output needs the name of a file");
+  expect_refused({"-p", "x", "-o", "clip.WebM"}, "clip.WebM: a clip is an MP4 file; name it clip.mp4");
   write("file", "");
   expect_refused({"-p", "x", "--save-latents", "file"}, "file: ");
 }
