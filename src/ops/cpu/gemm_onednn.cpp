@@ -142,7 +142,7 @@ std::unique_ptr<GemmKernel> make_onednn_kernel(DType dtype, std::int64_t k, std:
     if (!kernel->optimised()) return nullptr;
     return kernel;
   } catch (const dnnl::error&) {
-    return nullptr;  // not implemented for this type here
+    return nullptr;  // oneDNN has no such product on this processor: gemm.cpp's own kernel serves
   }
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/cuda/attention_sm90.cuh"
+#include "ops/cuda/hopper.h"
 
 namespace magi::cuda {
 namespace {
@@ -23,13 +24,7 @@ void require_taken(const AttentionArgs& args) {
 }  // namespace
 
 bool attention_sm90_takes(const AttentionArgs& args) {
-  int device = 0, major = 0, minor = 0;
-  if (cudaGetDevice(&device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess) {
-    return false;
-  }
-  return major == 9 && minor == 0 && args.is_bf16 && args.head_dim == 128 && args.kv_heads > 0 &&
+  return on_hopper() && args.is_bf16 && args.head_dim == 128 && args.kv_heads > 0 &&
          args.heads % args.kv_heads == 0 && args.scale > 0 && !args.causal && !args.gate_channels &&
          args.q_pitch % 8 == 0 && aligned(args.q, 16) && args.kv_pitch % 8 == 0 && aligned(args.kv, 16) &&
          args.out_pitch % 2 == 0 && aligned(args.out, 4);

@@ -5,6 +5,7 @@
 // consumer warpgroups multiply (wgmma, f32 accumulators). Blocks stay and take tile after tile, so that
 // copies for the next run under the writing of the last.
 #include "ops/cuda/conv_rows.cuh"
+#include "ops/cuda/hopper.h"
 #include "ops/cuda/moe_sm90.cuh"
 #include "ops/cuda/sm90.cuh"
 #include "ops/cuda/tensor_map.h"
@@ -259,11 +260,7 @@ bool conv_sm90_takes(const ConvArgs& args, DType dtype) {
     return false;
   for (int i = 0; i < 3; ++i)
     if (s.stride[i] != 1 || s.dilation[i] != 1) return false;
-  int device = 0, major = 0, minor = 0;
-  check_cuda(cudaGetDevice(&device), "conv");
-  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "conv");
-  check_cuda(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "conv");
-  return major == 9 && minor == 0;
+  return on_hopper();
 }
 
 void conv_sm90(const ConvArgs& args, cudaStream_t stream) {

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "ops/cuda/gated.cuh"
+#include "ops/cuda/hopper.h"
 #include "ops/cuda/linear_sm90.h"
 #include "ops/cuda/moe_sm90.cuh"
 #include "ops/cuda/tensor_map.h"
@@ -192,15 +193,6 @@ __global__ void __launch_bounds__(kThreads, 1) linear_kernel(const __grid_consta
 #endif
 }
 
-bool is_sm90(int device) {
-  int major = 0, minor = 0;
-  const bool known =
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
-      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess;
-  if (!known) cudaGetLastError();
-  return known && major == 9 && minor == 0;
-}
-
 }  // namespace
 
 bool linear_sm90_takes(const Tensor& x, const LinearWeight& w, Epilogue epilogue, const Tensor& y,
@@ -209,7 +201,7 @@ bool linear_sm90_takes(const Tensor& x, const LinearWeight& w, Epilogue epilogue
          y.dtype() == DType::bf16 && !w.bias.defined() && w.in % 8 == 0 && w.out % 16 == 0 &&
          x.pitch() % 8 == 0 && y.contiguous() && x.dim(0) < (std::int64_t{1} << 31) &&
          (reinterpret_cast<std::uintptr_t>(x.raw()) | reinterpret_cast<std::uintptr_t>(y.raw())) % 16 == 0 &&
-         is_sm90(device);
+         is_hopper(device);
 }
 
 void linear_sm90(const Tensor& x, const LinearWeight& w, const Segments& segments, Epilogue epilogue,

@@ -9,6 +9,7 @@
 // the logits of h_res into h_res (Sinkhorn).
 #include <cooperative_groups.h>
 
+#include "ops/cuda/hopper.h"
 #include "ops/cuda/mhc_row.cuh"
 #include "ops/cuda/mhc_sm90.cuh"
 
@@ -274,13 +275,10 @@ __global__ void pack_phi_kernel(const float* phi, const float* norm_weight, uint
 }  // namespace
 
 bool mhc_sm90_takes(const MhcArgs& a, DType dtype) {
-  int device = 0, major = 0;
   const auto aligned = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; };
   return dtype == DType::bf16 && a.streams_count == kStreams && a.width == kWidth &&
          a.branch_pitch % 8 == 0 && aligned(a.streams) && aligned(a.branch) && aligned(a.out) &&
-         aligned(a.pre_weight) && aligned(a.res) && cudaGetDevice(&device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
-         major == 9;
+         aligned(a.pre_weight) && aligned(a.res) && on_hopper();
 }
 
 namespace {

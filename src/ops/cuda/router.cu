@@ -8,6 +8,7 @@
 // blocks, warps 2 and 3: rows of z). An item is 128 rows of one head.
 #include <cfloat>
 
+#include "ops/cuda/hopper.h"
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/moe.h"
 #include "ops/cuda/moe_sm90.cuh"
@@ -220,11 +221,7 @@ __global__ __launch_bounds__(kThreads, 1) void route_kernel(const __grid_constan
 }  // namespace moe
 
 bool moe_sm90_takes(const MoeShape& shape) {
-  int device = 0, major = 0, minor = 0;
-  check_cuda(cudaGetDevice(&device), "moe");
-  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "moe");
-  check_cuda(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "moe");
-  return major == 9 && minor == 0 && shape.dim == moe::kDim && shape.hidden > 0 && shape.hidden % 64 == 0 &&
+  return on_hopper() && shape.dim == moe::kDim && shape.hidden > 0 && shape.hidden % 64 == 0 &&
          shape.experts == moe::kExperts && shape.top_k == moe::kTopK &&
          shape.rows * shape.top_k < (1ll << 31);
 }
