@@ -155,19 +155,6 @@ void Group::broadcast(Tensor tensor, int root) const {
   exchange(std::move(parts), {}, "broadcast");
 }
 
-void Group::sum(Tensor tensor) const {
-  const std::int64_t n = tensor.numel();
-  require(tensor.device().kind == Device::Kind::cpu, "sum of {}: only host tensors", name_);
-  const Tensor all = Tensor::empty(DType::f32, {size(), n});
-  all_gather(tensor.reshape({n}), all);
-  float* out = tensor.data<float>();
-  for (std::int64_t i = 0; i < n; ++i) {
-    float total = 0;
-    for (int r = 0; r < size(); ++r) total += all.data<float>()[r * n + i];
-    out[i] = total;
-  }
-}
-
 std::vector<std::string> Group::gather_texts(const std::string& text, double deadline_seconds) const {
   const std::int64_t own = static_cast<std::int64_t>(text.size());
   const Tensor lengths = Tensor::empty(DType::i64, {size()});
@@ -196,25 +183,12 @@ std::string Group::broadcast(std::string text, int root, double deadline_seconds
   return text_of(bytes);
 }
 
-bool Group::any(bool value) const {
-  const std::uint8_t own = value;
-  const Tensor all = Tensor::zeros(DType::u8, {size()});
-  all_gather(Tensor::of<std::uint8_t>({&own, 1}, {1}), all);
-  return std::ranges::any_of(all.values<std::uint8_t>(), [](std::uint8_t v) { return v != 0; });
-}
-
 void Group::all_signal(double deadline_seconds) const {
   const std::uint8_t own = 1;
   const Tensor all = Tensor::zeros(DType::u8, {size()});
   start_exchange(copies(Tensor::of<std::uint8_t>({&own, 1}, {1}), size()), blocks(all, size(), "barrier"),
                  "barrier")
       ->wait(deadline_seconds);
-}
-
-std::int64_t Group::bytes_sent() const {
-  std::int64_t total = 0;
-  for (const auto& [what, traffic] : transport_->traffic()) total += traffic.bytes_sent;
-  return total;
 }
 
 Share share_of(std::int64_t total, int size, int rank) {

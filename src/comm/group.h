@@ -106,23 +106,17 @@ class Group {
   void all_gather(const Tensor& send, const std::vector<Tensor>& receive) const;
   /// Every rank's tensor becomes that of rank `root`.
   void broadcast(Tensor tensor, int root) const;
-  /// Host tensors, f32: every rank's becomes the sum, added in rank order.
-  void sum(Tensor tensor) const;
 
   // -- host groups alone: control between stages
 
   /// Every rank's text, in rank order.
   std::vector<std::string> gather_texts(const std::string& text, double deadline_seconds = 0) const;
   std::string broadcast(std::string text, int root, double deadline_seconds = 0) const;
-  /// True on every rank when `value` is true on any.
-  bool any(bool value) const;
   void barrier() const { all_signal(0); }
   /// A barrier without a deadline, before which one rank may work alone for as long as it likes. A rank that
   /// dies or stops ends it all the same.
   void wait_for_all() const { all_signal(kPatient); }
 
-  /// Bytes that this rank sent to others through the transport since the run began, in all its groups.
-  std::int64_t bytes_sent() const;
   Transport& transport() const { return *transport_; }
 
  private:

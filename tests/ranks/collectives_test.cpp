@@ -58,17 +58,8 @@ void check_all(const Group& g) {
   const std::vector<std::string> texts = g.gather_texts(std::string(static_cast<std::size_t>(me), 'x'));
   for (int r = 0; r < n; ++r)
     EXPECT_EQ(texts[static_cast<std::size_t>(r)].size(), static_cast<std::size_t>(r));
-  EXPECT_FALSE(g.any(false));
-  for (int r = 0; r < n; ++r) EXPECT_TRUE(g.any(me == r));
   g.barrier();
   g.wait_for_all();
-
-  // In rank order: large values that cancel leave what came last.
-  const float values[2] = {me == 0 ? 1e8f : me == 1 ? -1e8f : 1.0f, 1.0f};
-  const Tensor sum = Tensor::of<float>(values, {2});
-  g.sum(sum);
-  EXPECT_EQ(sum.values<float>()[0], n == 1 ? 1e8f : static_cast<float>(n - 2));
-  EXPECT_EQ(sum.values<float>()[1], static_cast<float>(n));
 }
 
 TEST(Collectives, AllRanks) {
@@ -111,9 +102,10 @@ TEST(Collectives, SeveralUnderWay) {
 
 TEST(Collectives, BytesAreCounted) {
   const Group& g = world().host();
-  const std::int64_t before = g.bytes_sent();
+  const auto sent = [&] { return g.transport().traffic()["all-to-all of " + g.name()].bytes_sent; };
+  const std::int64_t before = sent();
   g.all_to_all(Tensor::zeros(DType::f32, {g.size(), 25}), Tensor::zeros(DType::f32, {g.size(), 25}));
-  EXPECT_EQ(g.bytes_sent() - before, 100 * (g.size() - 1));
+  EXPECT_EQ(sent() - before, 100 * (g.size() - 1));
 }
 
 }  // namespace
