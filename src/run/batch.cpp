@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "run/batch.h"
 
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 
 #include "io/json_file.h"
+#include "io/read_file.h"
 
 namespace magi {
 namespace {
@@ -134,11 +134,7 @@ void enhance_tasks(std::vector<ClipTask>& tasks, const EnhanceOptions& options, 
 }
 
 std::string read_prompt_file(const fs::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  require(in.good() && !fs::is_directory(file), "{}: cannot read the prompt", file.string());
-  std::string text(kMaxPromptFile, '\0');
-  in.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<std::size_t>(in.gcount()));
+  std::string text = read_file(file, kMaxPromptFile);
   while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
   return text;
 }

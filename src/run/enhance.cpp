@@ -6,11 +6,10 @@
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
-#include <fstream>
-#include <iterator>
 #include <thread>
 
 #include "core/log.h"
+#include "io/read_file.h"
 #include "io/tensor_store.h"
 #include "run/caption_shape.h"
 #include "run/chat.h"
@@ -24,15 +23,14 @@ namespace magi {
 namespace {
 
 constexpr std::size_t kMaxReplyBytes = 1 << 20;  // 16384 tokens of caption take a tenth of it
+constexpr std::size_t kMaxTemplateBytes = 1 << 20;
 constexpr std::size_t kMaxImageBytes = 20'000'000;
 constexpr double kLongestWait = 60;
 
 std::string read_template(const std::string& name) {
   const std::filesystem::path path = share_directory() / "prompts" / (name + ".md");
-  std::ifstream in(path, std::ios::binary);
-  std::string text((std::istreambuf_iterator<char>(in)), {});
-  require(in.good() && !text.empty(), "{}: cannot read the instructions for the language model",
-          path.string());
+  std::string text = read_file(path, kMaxTemplateBytes);
+  require(!text.empty(), "{}: holds no instructions for the language model", path.string());
   decode_utf8(text, path.string());
   return text;
 }

@@ -2,14 +2,18 @@
 #include "run/enhance_cache.h"
 
 #include <exception>
-#include <fstream>
-#include <iterator>
 #include <utility>
 
 #include "core/log.h"
 #include "io/atomic_file.h"
+#include "io/read_file.h"
 
 namespace magi {
+namespace {
+
+constexpr std::size_t kMaxFile = 1 << 24;
+
+}  // namespace
 
 EnhanceCache::EnhanceCache(std::optional<std::filesystem::path> directory)
     : directory_(std::move(directory)) {}
@@ -21,8 +25,7 @@ std::filesystem::path EnhanceCache::file(const std::string& key) const {
 std::optional<PromptJson> EnhanceCache::find(const std::string& key) const {
   if (!directory_) return std::nullopt;
   try {
-    std::ifstream in(file(key), std::ios::binary);
-    return parse_prompt_json(std::string((std::istreambuf_iterator<char>(in)), {}));
+    return parse_prompt_json(read_file(file(key), kMaxFile));
   } catch (const std::exception&) {
     return std::nullopt;
   }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "run/team.h"
 
-#include <fstream>
 #include <map>
 #include <new>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
+#include "io/json_file.h"
+#include "io/read_file.h"
 #include "ops/devices.h"
 #include "run/components.h"
 #include "run/sha256.h"
@@ -23,12 +23,7 @@ std::string describe_files(const fs::path& path) {
   std::map<std::string, std::string> files;
   const auto add = [&](const fs::path& file) {
     std::string text = std::to_string(fs::file_size(file));
-    if (file.extension() == ".json") {
-      std::ifstream in(file, std::ios::binary);
-      std::stringstream content;
-      content << in.rdbuf();
-      text += sha256_of(content.str());
-    }
+    if (file.extension() == ".json") text += sha256_of(read_file(file, kMaxJsonBytes));
     files[file.filename().string()] = text;
   };
   std::error_code ignored;

@@ -2,11 +2,11 @@
 #include "serve/keys.h"
 
 #include <charconv>
-#include <fstream>
 #include <sstream>
 
 #include "core/error.h"
 #include "core/log.h"
+#include "io/read_file.h"
 #include "serve/secret.h"
 
 namespace magi {
@@ -15,6 +15,7 @@ namespace {
 constexpr std::size_t kShortest = 16;
 constexpr std::size_t kOwnerCharacters = 32;
 constexpr std::size_t kShownCharacters = 8;
+constexpr std::size_t kMaxFile = 1 << 20;
 
 std::string owner_for(std::string_view key) {
   return to_hex(sha256(key)).substr(0, kOwnerCharacters);
@@ -24,8 +25,7 @@ std::string owner_for(std::string_view key) {
 
 Keys::Keys(const std::filesystem::path& file) {
   namespace fs = std::filesystem;
-  std::ifstream in(file);
-  require(in.good(), "{}: the keys cannot be read", file.string());
+  std::istringstream in(read_file(file, kMaxFile));
   std::error_code ignored;
   if ((fs::status(file, ignored).permissions() & (fs::perms::group_read | fs::perms::others_read)) !=
       fs::perms::none)

@@ -26,8 +26,8 @@ TEST_F(BadInput, Prompts) {
   expect_refused({"-p", "caf\xe9 \xff"}, "UTF-8");
   expect_refused({"-p", "x", "--negative-prompt", "\xc3("}, "UTF-8");
   expect_refused({"--prompt-file", "nowhere.txt"}, "nowhere.txt");
-  expect_refused({"--prompt-file", "."}, "cannot read");
-  expect_refused({"--prompt-file", "/dev/zero"}, "too long");
+  expect_refused({"--prompt-file", "."}, "cannot be read: Is a directory");
+  expect_refused({"--prompt-file", "/dev/zero"}, "holds more than");
 }
 
 TEST_F(BadInput, Numbers) {
