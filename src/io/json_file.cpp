@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "io/json_file.h"
 
+#include <unordered_set>
+
 #include "core/error.h"
 #include "io/mapped_file.h"
 #include "io/native_manifest.h"
@@ -36,6 +38,58 @@ class Reader {
   bool after_newline_ = false;
 };
 
+/// What parse_json() demands of a text beside being JSON. It builds nothing: the library's own parser with a
+/// callback takes quadratic time over an object of objects.
+class Check final : public nlohmann::json_sax<Json> {
+ public:
+  Check(const std::string& where, const std::size_t& line, std::size_t max_values,
+        std::vector<std::size_t>* lines)
+      : where_(where), line_(line), left_(max_values), max_values_(max_values), lines_(lines) {}
+
+  bool null() override { return value(); }
+  bool boolean(bool) override { return value(); }
+  bool number_integer(number_integer_t) override { return value(); }
+  bool number_unsigned(number_unsigned_t) override { return value(); }
+  bool number_float(number_float_t, const string_t&) override { return value(); }
+  bool string(string_t&) override { return value(); }
+  bool binary(binary_t&) override { return value(); }
+  bool start_object(std::size_t) override { return begin(); }
+  bool key(string_t& name) override {
+    require(names_.back().insert(name).second, "{}: line {}: the name {} is there twice", where_, line_,
+            printable(name));
+    return true;
+  }
+  bool end_object() override { return end(); }
+  bool start_array(std::size_t) override { return begin(); }
+  bool end_array() override { return end(); }
+  bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception& e) override {
+    fail("{}: not valid JSON: {}", where_, json_problem(e));
+  }
+
+ private:
+  bool value() {
+    require(left_-- > 0, "{}: more than {} values", where_, max_values_);
+    if (lines_ && names_.size() == 1) lines_->push_back(line_);
+    return true;
+  }
+  bool begin() {
+    value();
+    names_.emplace_back();
+    require(names_.size() <= 64, "{}: JSON nested more than 64 deep", where_);
+    return true;
+  }
+  bool end() {
+    names_.pop_back();
+    return true;
+  }
+
+  const std::string& where_;
+  const std::size_t& line_;
+  std::size_t left_, max_values_;
+  std::vector<std::size_t>* lines_;
+  std::vector<std::unordered_set<std::string>> names_;  // of the objects and lists around the place
+};
+
 }  // namespace
 
 std::string json_problem(const Json::exception& e) {
@@ -44,27 +98,19 @@ std::string json_problem(const Json::exception& e) {
   return printable(what.substr(name == what.npos ? 0 : name + 2));
 }
 
-Json parse_json(std::string_view text, const std::string& where, std::vector<std::size_t>* lines) {
-  using Event = Json::parse_event_t;
+Json parse_json(std::string_view text, const std::string& where, std::vector<std::size_t>* lines,
+                std::size_t max_values) {
   std::size_t line = 1;
-  const auto on_event = [&](int depth, Event event, Json&) {
-    require(depth <= 64, "{}: JSON nested more than 64 deep", where);
-    const bool begins = event == Event::object_start || event == Event::array_start || event == Event::value;
-    if (lines && depth == 1 && begins) lines->push_back(line);
-    return true;
-  };
-  try {
-    return Json::parse(Reader(text.data(), &line), Reader(text.data() + text.size(), &line), on_event);
-  } catch (const Json::exception& e) {
-    fail("{}: not valid JSON: {}", where, json_problem(e));
-  }
+  Check check(where, line, max_values, lines);
+  Json::sax_parse(Reader(text.data(), &line), Reader(text.data() + text.size(), &line), &check);
+  return Json::parse(text);
 }
 
 Json read_json(const std::filesystem::path& file, std::vector<std::size_t>* lines) {
   verify_native_file(file);
   const auto mapped = MappedFile::open(file);
   const auto bytes = mapped->bytes();
-  require(bytes.size() <= 64u << 20, "{}: {} bytes are too many for a JSON file", file.string(),
+  require(bytes.size() <= kMaxJsonBytes, "{}: {} bytes are too many for a JSON file", file.string(),
           bytes.size());
   return parse_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, file.string(), lines);
 }

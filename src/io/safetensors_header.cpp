@@ -4,7 +4,6 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
 
 #include "io/json_file.h"
 #include "io/safetensors.h"
@@ -15,6 +14,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
+constexpr std::size_t kMaxHeaderValues = std::size_t{1} << 20;  // of 100,000 tensors
 
 struct StoredType {
   std::string_view name;
@@ -32,25 +32,6 @@ constexpr StoredType kStoredTypes[] = {
     {"F8_E5M2", 8, std::nullopt}, {"F8_E8M0", 8, std::nullopt}, {"F6_E2M3", 6, std::nullopt},
     {"F6_E3M2", 6, std::nullopt}, {"F4", 4, std::nullopt},
 };
-
-/// The header as JSON. Depth is bounded (a tensor's shape is the deepest thing there is) and names must be
-/// unique: with two tensors of one name, which one counts would depend on the reader.
-Json parse_json(const char* begin, const char* end, const std::string& where) {
-  std::set<std::string> names;
-  const auto check = [&](int depth, Json::parse_event_t event, Json& value) {
-    require(depth <= 4, "{}: the header is nested too deeply", where);
-    if (event == Json::parse_event_t::key && depth == 1) {
-      const auto& name = value.get_ref<const std::string&>();
-      require(names.insert(name).second, "{}: the header names {} twice", where, printable(name));
-    }
-    return true;
-  };
-  try {
-    return Json::parse(begin, end, check);
-  } catch (const Json::exception& e) {
-    fail("{}: the header is not valid JSON: {}", where, json_problem(e));
-  }
-}
 
 std::uint64_t unsigned_of(const Json& value, std::string_view what, const std::string& where,
                           const std::string& name) {
@@ -142,7 +123,7 @@ SafetensorsHeader parse_safetensors_header(std::span<const std::byte> file, cons
   const char* text = reinterpret_cast<const char*>(file.data()) + sizeof length;
   require(length > 0 && *text == '{', "{}: the header does not begin with '{{': not a safetensors file",
           where);
-  const Json json = parse_json(text, text + length, where);
+  const Json json = parse_json({text, length}, where + ": the header", nullptr, kMaxHeaderValues);
 
   SafetensorsHeader header;
   const std::size_t data_start = sizeof length + length;

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <nlohmann/json.hpp>
 
+#include "io/json_file.h"
 #include "media/image_reader.h"
 #include "serve/api_error.h"
 #include "serve/secret.h"
@@ -82,16 +83,12 @@ void check_type(const Field& field, const Json& value) {
 
 /// The fields of a JSON body, nulls left out. Seconds may be a string, as OpenAI's clients send them.
 Json fields_of_json(const std::string& body) {
-  // Deeper nesting than any field has would cost the parser's stack.
-  const auto shallow = [](int depth, Json::parse_event_t, Json&) {
-    if (depth > 8) throw ApiError(400, "invalid_json", "the body is nested too deep");
-    return true;
-  };
+  constexpr std::size_t kMaxValues = 1000;
   Json fields;
   try {
-    fields = Json::parse(body, shallow);
-  } catch (const Json::exception&) {
-    throw ApiError(400, "invalid_json", "the body is not JSON");
+    fields = parse_json(body, "the body", nullptr, kMaxValues);
+  } catch (const Error& error) {
+    throw ApiError(400, "invalid_json", error.what());
   }
   if (!fields.is_object()) throw ApiError(400, "invalid_json", "the body is not a JSON object");
   for (auto at = fields.begin(); at != fields.end();) {

@@ -73,12 +73,15 @@ std::string repr(const PromptJson& value) {
 
 std::optional<PromptJson> parse_prompt_json(std::string_view text) {
   if (text.starts_with("\xEF\xBB\xBF")) return std::nullopt;
-  const auto check_depth = [](int depth, PromptJson::parse_event_t, PromptJson&) {
+  std::size_t events = 0;
+  const auto check = [&](int depth, PromptJson::parse_event_t, PromptJson&) {
     require(depth <= kMaxJsonDepth, "the prompt's JSON is nested deeper than {} levels", kMaxJsonDepth);
+    require(++events <= kMaxJsonEvents, "the prompt's JSON has more than {} values and names",
+            kMaxJsonEvents);
     return true;
   };
   try {
-    return PromptJson::parse(text, check_depth);
+    return PromptJson::parse(text, check);
   } catch (const PromptJson::exception&) {
     return std::nullopt;
   }

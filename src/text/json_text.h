@@ -15,9 +15,12 @@ using PromptJson = nlohmann::ordered_json;
 
 /// Deepest nesting of a prompt's JSON.
 inline constexpr int kMaxJsonDepth = 100;
+/// Most values and names in it: several times what kMaxTokens can hold. Objects that keep their order take
+/// quadratic time.
+inline constexpr std::size_t kMaxJsonEvents = 30'000;
 
-/// The value, or nothing where the text is not JSON. Throws Error when it is nested deeper than
-/// kMaxJsonDepth.
+/// The value, or nothing where the text is not JSON. Throws Error when it is nested deeper than kMaxJsonDepth
+/// or holds more than kMaxJsonEvents.
 std::optional<PromptJson> parse_prompt_json(std::string_view text);
 
 /// `{"a": 1.0, "b": ["x"]}`: json.dumps with ensure_ascii off.

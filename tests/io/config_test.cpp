@@ -38,6 +38,10 @@ TEST(Config, RefusesCirclesAndBrokenFiles) {
   expect_error([&] { load_config(dir.write("g.json", "{\"a\": \"\xff\"}"), ""); }, "not valid JSON");
   expect_error([&] { load_config(dir.write("h.json", std::string(100'000, '[')), ""); }, "deep");
   expect_error([&] { load_config(dir.write("i.json", ""), ""); }, "not valid JSON");
+  expect_error([&] { load_config(dir.write("j.json", "{\"a\": {\"b\": 1,\n \"c\": {},\n \"b\": 2}}"), ""); },
+               "j.json: line 3: the name b is there twice");
+  EXPECT_NO_THROW(
+      load_config(dir.write("k.json", R"({"a": [{"b": 1}, {"b": {"a": 1, "b": 2}}], "b": {"a": 3}})"), ""));
   expect_error([&] { load_config(dir.path(), ""); }, "not a regular file");
 }
 

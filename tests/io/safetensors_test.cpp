@@ -121,6 +121,12 @@ TEST(Safetensors, RefusesLyingLengths) {
     EXPECT_THROW(open_bytes(good.substr(0, length)), Error) << length;
 }
 
+std::string repeated(std::string_view part, int count) {
+  std::string text;
+  for (int i = 0; i < count; ++i) text += part;
+  return text;
+}
+
 TEST(Safetensors, RefusesBadJson) {
   const auto refused = [](const std::string& header, std::string_view part) {
     expect_error([&] { open_header(header, 0); }, part);
@@ -139,8 +145,9 @@ TEST(Safetensors, RefusesBadJson) {
   refused(R"({"__metadata__":[]})", "must hold strings");
   refused(
       R"({"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}})",
-      "names a twice");
-  refused("{\"a\":" + std::string(1'000'000, '['), "nested too deeply");
+      "the header: line 1: the name a is there twice");
+  refused("{\"a\":" + std::string(1'000'000, '['), "nested more than 64 deep");
+  refused("{\"a\":[0" + repeated(",0", 1 << 20) + "]}", "the header: more than 1048576 values");
   refused("{\"a\":1e999}", "not valid JSON");
 }
 

@@ -97,6 +97,10 @@ TEST_F(HostileTest, BodiesThatAreNoJson) {
     EXPECT_EQ(reply.status, 400) << body.substr(0, 80) << reply.body;
     EXPECT_TRUE(reply.json().is_object()) << reply.body;
   }
+  std::string wide = "{\"prompt\":\"a\",\"input_reference\":{\"k\":{}";
+  for (int i = 0; i < 2000; ++i) wide += fmt::format(",\"{}\":{{}}", i);
+  EXPECT_NE(request(port(), "POST", "/v1/videos", wide + "}}", json).body.find("more than 1000 values"),
+            std::string::npos);
   EXPECT_EQ(request(port(), "POST", "/v1/videos", "prompt=fox",
                     {{"Content-Type", "application/x-www-form-urlencoded"}})
                 .status,

@@ -55,6 +55,9 @@ TEST(Prompt, PreparedForTheTextEncoder) {
   expect_error([&] { (void)prepare_prompt("a\x80", false); }, "not valid UTF-8 at byte 1");
   expect_error([&] { (void)prepare_prompt(R"({"global_layer": {"context": ""}})", false); }, "no text");
   expect_error([&] { (void)prepare_prompt(std::string(100000, '['), false); }, "nested deeper");
+  std::string wide = "{";
+  for (int i = 0; i < 90'000; ++i) wide += fmt::format("{}\"{}\":{{}}", i ? "," : "", i);
+  expect_error([&] { (void)prepare_prompt(wide + "}", false); }, "more than 30000 values");
 }
 
 TEST(Prompt, FigureSpanCountsCodePoints) {
