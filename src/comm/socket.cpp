@@ -119,7 +119,13 @@ bool Socket::readable(double seconds) const {
   return ::poll(&waited, 1, static_cast<int>(seconds * 1000)) > 0 && fd_ >= 0;
 }
 
-Listener::Listener(bool loopback_only, int port) {
+bool is_loopback(const std::string& host) {
+  in_addr v4{};
+  if (::inet_pton(AF_INET, host.c_str(), &v4) == 1) return (ntohl(v4.s_addr) >> 24) == 127;
+  return host == "::1" || host == "localhost";
+}
+
+Listener::Listener(const std::string& host, int port) {
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   require(fd >= 0, "cannot listen for the other ranks: {}", std::strerror(errno));
   socket_ = Socket(fd);
@@ -128,7 +134,10 @@ Listener::Listener(bool loopback_only, int port) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<std::uint16_t>(port));
-  address.sin_addr.s_addr = htonl(loopback_only ? INADDR_LOOPBACK : INADDR_ANY);
+  if (!is_loopback(host))
+    address.sin_addr.s_addr = htonl(INADDR_ANY);
+  else if (::inet_pton(AF_INET, host.c_str(), &address.sin_addr) != 1)
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t length = sizeof address;
   require(::bind(fd, reinterpret_cast<sockaddr*>(&address), length) == 0 && ::listen(fd, 1024) == 0 &&
               ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0,

@@ -36,10 +36,14 @@ class Socket {
   int fd_ = -1;
 };
 
+/// Of 127.x.x.x, ::1 and localhost.
+bool is_loopback(const std::string& host);
+
 class Listener {
  public:
-  /// Port 0: any free one. Throws Error when the port is taken.
-  Listener(bool loopback_only, int port);
+  /// Where `host` is a loopback address, others than this machine cannot connect. Port 0: any free one.
+  /// Throws Error when the port is taken.
+  Listener(const std::string& host, int port);
   int port() const { return port_; }
   Socket accept(Deadline deadline);
 

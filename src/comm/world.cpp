@@ -59,10 +59,6 @@ std::string first_slurm_host() {
   return variable("SLURM_LAUNCH_NODE_IPADDR");
 }
 
-bool is_loopback(const std::string& host) {
-  return host == "127.0.0.1" || host == "localhost" || host == "::1";
-}
-
 constexpr int kManyRanks = 65536;
 
 /// Ranks of one machine that may all run on all of its cores would stand in each other's way.
@@ -181,14 +177,14 @@ void World::meet(const Launch& given) {
     std::tie(launch.rank, launch.size) = MpiWorld::init();
     if (launch.size == 1) return;
     const std::string own_host = RankName::own(launch.rank).host;
-    if (launch.rank == 0) listener = std::make_unique<Listener>(false, 0);
+    if (launch.rank == 0) listener = std::make_unique<Listener>("0.0.0.0", 0);
     const std::string place =
         MpiWorld::broadcast(launch.rank == 0 ? fmt::format("{} {}", listener->port(), own_host) : "");
     launch.port = std::atoi(place.c_str());
     launch.host = place.substr(place.find(' ') + 1);
     if (launch.host == own_host) launch.host = "127.0.0.1";
   } else if (launch.rank == 0) {
-    listener = std::make_unique<Listener>(is_loopback(launch.host), launch.port);
+    listener = std::make_unique<Listener>(launch.host, launch.port);
   }
   Links links = meet_at_first_rank(launch, listener.get(), deadline);
   const double seconds = rank_deadline_seconds();

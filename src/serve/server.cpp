@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "serve/server.h"
 
-#include <arpa/inet.h>
 #include <sys/resource.h>
 
 #include <nlohmann/json.hpp>
 
+#include "comm/socket.h"
 #include "core/log.h"
 #include "serve/json_log.h"
 
@@ -13,12 +13,6 @@ namespace magi {
 namespace {
 
 constexpr std::chrono::seconds kPing{15}, kTidy{60};
-
-bool is_loopback(const std::string& host) {
-  in_addr v4{};
-  if (inet_pton(AF_INET, host.c_str(), &v4) == 1) return (ntohl(v4.s_addr) >> 24) == 127;
-  return host == "::1" || host == "localhost";
-}
 
 void check_options(const ServerOptions& options) {
   require(options.port >= 0 && options.port <= 65535, "--port: expected 0 to 65535, found {}", options.port);
