@@ -7,6 +7,7 @@
 #include "bench/release_configs.h"
 #include "bench/synthetic.h"
 #include "bench/zero_store.h"
+#include "core/memory_ledger.h"
 #include "io/checkpoint.h"
 #include "model/audio_decoder.h"
 #include "model/nvfp4_store.h"
@@ -63,9 +64,6 @@ void add_packed_experts(RandomStore& store, const PreviewConfig& config) {
                     {config.experts, config.moe_width / config.moe_heads, config.expert_hidden});
 }
 
-/// A GPU's context, kernels and library workspaces, which no allocation of ours shows.
-constexpr std::size_t kDeviceOverhead = std::size_t{1} << 30;
-
 /// Where the layers go within the budget, by a dry run of a step.
 void place_preview(Workload& w, const BenchOptions& o, const PreviewConfig& config, Device device) {
   const ClipSize clip = clip_size(o);
@@ -85,8 +83,8 @@ void place_preview(Workload& w, const BenchOptions& o, const PreviewConfig& conf
   const std::size_t inputs = ops->held().peak_bytes - ops->held().bytes + (std::size_t{64} << 20);
   w.scratch_bytes = arena.peak_bytes();
   const std::size_t taken = kDeviceOverhead + others + inputs + *w.scratch_bytes;
-  require(taken < *o.vram_bytes, "bench: {} MiB are needed beside the layers, --vram allows {}", taken >> 20,
-          *o.vram_bytes >> 20);
+  require(taken < *o.vram_bytes, "bench: {} are needed beside the layers, --vram allows {}",
+          memory_text(taken), memory_text(*o.vram_bytes));
   w.placement = place_layers("preview", bytes.layers, {*o.vram_bytes - taken});
 }
 

@@ -12,6 +12,7 @@
 #include "cli/progress_bar.h"
 #include "cli/ranks.h"
 #include "core/log.h"
+#include "core/memory_ledger.h"
 #include "io/atomic_file.h"
 #include "run/batch.h"
 #include "run/memory_plan.h"
@@ -54,11 +55,6 @@ void write_stats(AtomicFile& file, const std::vector<Report>& reports, bool batc
       (batch ? stats : stats.at(0)).dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   file.write(text.data(), text.size());
   file.commit();
-}
-
-std::string memory_text(std::size_t bytes) {
-  const double mib = static_cast<double>(bytes) / (1 << 20);
-  return mib < 1000 ? fmt::format("{:.0f} MiB", mib) : fmt::format("{:.2f} GiB", mib / 1024);
 }
 
 /// What the first clip will take; nothing where it cannot be told or does not fit, which the work itself will

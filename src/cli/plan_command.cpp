@@ -53,7 +53,9 @@ void run_plan(const PlanArguments& a) {
     fmt::print("{}\n", to_json(plan).dump(2));
   else
     fmt::print("{}", to_text(plan));
-  require(plan.impossible.empty(), "plan: {}", plan.impossible.front());
+  const std::size_t lacking = plan.impossible.size();
+  require(lacking == 0, "plan: {} of {} stages do{} not fit", lacking, lacking + plan.stages.size(),
+          lacking == 1 ? "es" : "");
 }
 
 template <typename T>

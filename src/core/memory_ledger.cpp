@@ -4,7 +4,6 @@
 #include <fstream>
 #include <map>
 #include <mutex>
-#include <string>
 
 namespace magi {
 namespace {
@@ -21,6 +20,13 @@ std::size_t available_host_bytes() {
   for (std::size_t kilobytes = 0; in >> name >> kilobytes; std::getline(in, unit))
     if (name == "MemAvailable:" || name == "SwapFree:") bytes += kilobytes * 1024;
   return bytes;
+}
+
+std::string memory_text(std::size_t bytes) {
+  const double mib = static_cast<double>(bytes) / (1 << 20);
+  return mib < 10     ? fmt::format("{:.2f} MiB", mib)
+         : mib < 1000 ? fmt::format("{:.0f} MiB", mib)
+                      : fmt::format("{:.2f} GiB", mib / 1024);
 }
 
 MemoryLedger& MemoryLedger::of(Device device) {

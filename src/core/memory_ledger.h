@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <limits>
+#include <string>
 #include <utility>
 
 #include "core/tensor.h"
@@ -14,6 +15,12 @@ namespace magi {
 
 /// Bytes of host memory that the system can give without swapping others out, its free swap space included.
 std::size_t available_host_bytes();
+
+/// A GPU's context, kernels and library workspaces, which no ledger shows.
+inline constexpr std::size_t kDeviceOverhead = std::size_t{1} << 30;
+
+/// "2.20 MiB", "640 MiB", "212.45 GiB"
+std::string memory_text(std::size_t bytes);
 
 /// All members may be called from several threads.
 class MemoryLedger {

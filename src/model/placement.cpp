@@ -6,13 +6,10 @@
 #include <numeric>
 
 #include "core/error.h"
+#include "core/memory_ledger.h"
 
 namespace magi {
 namespace {
-
-double gib(std::size_t bytes) {
-  return static_cast<double>(bytes) / (1 << 30);
-}
 
 /// `count` of the layers in `among`, spread evenly.
 std::vector<int> spread(const std::vector<int>& among, std::size_t count) {
@@ -58,9 +55,9 @@ Placement place_layers(const std::string& what, const std::vector<std::size_t>& 
   /// What is left when the device has what fits beside `taken` of its room.
   const auto settle_on_device = [&](std::size_t taken) {
     require(taken <= room.device,
-            "the {} needs {:.2f} GiB for the layers that come and go, where {:.2f} GiB are left: allow more "
+            "the {} needs {} for the layers that come and go, where {} are left: allow more "
             "with {}",
-            what, gib(taken), gib(room.device), room.host_computes ? "--ram" : "--vram");
+            what, memory_text(taken), memory_text(room.device), room.host_computes ? "--ram" : "--vram");
     placement.layers.assign(bytes.size(), Place::disk);
     return settle(placement, Place::device, layers, room.device - taken, bytes);
   };
@@ -76,11 +73,10 @@ Placement place_layers(const std::string& what, const std::vector<std::size_t>& 
     return placement;
   }
   others = settle_on_device(slots + room.packing);
-  require(
-      slots + room.loading <= room.host,
-      "the {} needs {:.2f} GiB of host memory to be read from disk step by step, where {:.2f} GiB are left: "
-      "allow more with --ram",
-      what, gib(slots + room.loading), gib(room.host));
+  require(slots + room.loading <= room.host,
+          "the {} needs {} of host memory to be read from disk step by step, where {} are left: "
+          "allow more with --ram",
+          what, memory_text(slots + room.loading), memory_text(room.host));
   settle(placement, Place::host, others, room.host - slots - room.loading, bytes);
   return placement;
 }

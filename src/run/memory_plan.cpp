@@ -17,8 +17,6 @@ namespace magi {
 namespace {
 
 constexpr std::size_t kMiB = std::size_t{1} << 20;
-/// A GPU's context, kernels and library workspaces, which no allocation of ours shows.
-constexpr std::size_t kDeviceOverhead = 1024 * kMiB;
 /// What stays free for others where no budget is given.
 constexpr std::size_t kLeftFree = 512 * kMiB;
 /// Latents, texts and what the small parts of the program hold.
@@ -45,10 +43,6 @@ std::string device_name(Device device) {
   const auto devices = cuda_devices();
   const auto index = static_cast<std::size_t>(device.index);
   return index < devices.size() ? devices[index].name : "NVIDIA H200";
-}
-
-double gib(std::size_t bytes) {
-  return static_cast<double>(bytes) / (1 << 30);
 }
 
 std::string place_text(const StagePlan& stage) {
@@ -107,10 +101,9 @@ StagePlan plan_stage(const StageMemory& memory, const MemoryLimits& limits, Devi
   const bool on_host = device.kind == Device::Kind::cpu;
   const std::size_t limit = on_host ? less(limits.host, kHostMargin) : limits.device;
   require(others <= limit,
-          "{}: {:.2f} GiB are needed beside the layers' weights, {:.2f} may be used: allow more with {}, or "
-          "make a "
+          "{}: {} are needed beside the layers' weights, {} may be used: allow more with {}, or make a "
           "smaller or shorter clip",
-          name, gib(others), gib(limit), on_host ? "--ram" : "--vram");
+          name, memory_text(others), memory_text(limit), on_host ? "--ram" : "--vram");
   if (!layers.empty()) {
     const std::size_t largest = *std::max_element(layers.begin(), layers.end());
     LayerRoom room;
@@ -147,10 +140,10 @@ MemoryPlan plan_memory(const CheckpointRoot& root, const Request& request, const
   StageSizes sizes;
   if (root.has_files()) sizes = stage_sizes(Tokenizer::load(root.text_encoder() / "tokenizer.json"), request);
   for (const Stage stage : stages_of(request)) {
+    const StageMemory memory = stage_memory(stage, root, request, sizes, options);
+    const std::size_t loading = largest_stored_layer(stage, root);
     try {
-      const StageMemory memory = stage_memory(stage, root, request, sizes, options);
-      StagePlan& s = plan.stages.emplace_back(
-          plan_stage(memory, plan.limits, options.device, largest_stored_layer(stage, root)));
+      StagePlan& s = plan.stages.emplace_back(plan_stage(memory, plan.limits, options.device, loading));
       s.steps = static_cast<int>(stage == Stage::preview   ? request.steps
                                  : stage == Stage::refiner ? request.refiner_steps
                                                            : 1);
@@ -167,15 +160,15 @@ std::string to_text(const MemoryPlan& plan) {
   const bool on_host = plan.device.kind == Device::Kind::cpu;
   std::string text = to_string(plan.device);
   if (!on_host)
-    text +=
-        fmt::format(" ({}); {} {:.2f} GiB for weights and scratch", plan.device_name,
-                    plan.limits.device_given ? "its budget leaves" : "it has free", gib(plan.limits.device));
-  text += fmt::format("; host memory {} {:.2f} GiB\n", plan.limits.host_given ? "budget" : "free",
-                      gib(plan.limits.host));
+    text += fmt::format(" ({}); {} {} for weights and scratch", plan.device_name,
+                        plan.limits.device_given ? "its budget leaves" : "it has free",
+                        memory_text(plan.limits.device));
+  text += fmt::format("; host memory {} {}\n", plan.limits.host_given ? "budget" : "free",
+                      memory_text(plan.limits.host));
   std::size_t most = 0;
   for (const StagePlan& s : plan.stages) most = std::max(most, s.memory.bytes());
   const bool small = most < (std::size_t{1} << 30);
-  const auto size = [&](std::size_t bytes) { return small ? 1024 * gib(bytes) : gib(bytes); };
+  const auto size = [&](std::size_t bytes) { return static_cast<double>(bytes) / (small ? 0x1p20 : 0x1p30); };
   text += fmt::format("{:<8} {:>9} {:>8} {:>9} {:>9} {:>9}  {}\n", small ? "MiB" : "GiB", "weights", "inputs",
                       "scratch", "device", "host", "layers");
   double total = 0;
@@ -186,7 +179,8 @@ std::string to_text(const MemoryPlan& plan) {
     text += fmt::format("{:<8} {}\n", "", time_text(s));
     total += s.step.seconds * s.steps;
   }
-  for (const std::string& why : plan.impossible) text += fmt::format("impossible: {}\n", why);
+  for (const std::string& why : plan.impossible) text += fmt::format("does not fit: {}\n", why);
+  if (!plan.impossible.empty()) return text;
   text += fmt::format(
       "stages take turns, each one's weights are released before the next's; about {:.3g} s of "
       "computing in all ({})\n",

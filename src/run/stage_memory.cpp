@@ -11,6 +11,7 @@
 #include "bench/release_configs.h"
 #include "bench/synthetic.h"
 #include "bench/zero_store.h"
+#include "core/memory_ledger.h"
 #include "io/checkpoint.h"
 #include "model/audio_decoder.h"
 #include "model/latent_stats.h"
@@ -288,10 +289,10 @@ void require_room(const CheckpointRoot& root, const Request& request, const Stag
       advice = smaller.name + " would fit";
       break;
     }
-  const auto gib = [](std::size_t bytes) { return static_cast<double>(bytes) / (1 << 30); };
-  fail("{}: the {} stage of {} needs {:.2f} GiB, {:.2f} of them to compute in, {:.2f} GiB are free: {}",
-       to_string(options.device), name_of(lacking->stage), size_text(request), gib(lacking->least_bytes()),
-       gib(lacking->input_bytes + lacking->scratch_bytes), gib(room), advice);
+  fail("{}: the {} stage of {} needs {}, {} of them to compute in, {} are free: {}",
+       to_string(options.device), name_of(lacking->stage), size_text(request),
+       memory_text(lacking->least_bytes()), memory_text(lacking->input_bytes + lacking->scratch_bytes),
+       memory_text(room), advice);
 }
 
 std::size_t largest_stored_layer(Stage stage, const CheckpointRoot& root) {
