@@ -178,11 +178,6 @@ std::vector<std::int64_t> ConfigNode::integers(std::string_view key,
               std::pair(integer_within(min, max), "an integer" + range_text(min, max, kAnyInt)));
 }
 
-std::vector<double> ConfigNode::numbers(std::string_view key, std::optional<std::vector<double>> otherwise,
-                                        double min, double max) const {
-  return list(key, otherwise, std::pair(number_within(min, max), "a number" + range_text(min, max, kAny)));
-}
-
 std::vector<bool> ConfigNode::booleans(std::string_view key,
                                        std::optional<std::vector<bool>> otherwise) const {
   return list(key, otherwise, std::pair(boolean_value, std::string("true or false")));
@@ -200,21 +195,6 @@ ConfigNode ConfigNode::node(std::string_view key) const {
   if (!value) return {empty, file_, path};
   require(value->is_object(), "{}: expected an object, found {}", where(key), value->type_name());
   return {std::shared_ptr<const Json>(value_, value), file_, path};
-}
-
-std::vector<ConfigNode> ConfigNode::nodes(std::string_view key) const {
-  std::vector<ConfigNode> result;
-  const Json* value = find(key);
-  if (!value) return result;
-  require(value->is_array() && value->size() <= kLongestList, "{}: expected a list of objects, found {}",
-          where(key), value->type_name());
-  for (std::size_t i = 0; i < value->size(); ++i) {
-    const Json& element = (*value)[i];
-    const std::string path = fmt::format("{}{}{}[{}]", path_, path_.empty() ? "" : ".", key, i);
-    require(element.is_object(), "{}: {}: expected an object, found {}", file_, path, element.type_name());
-    result.push_back({std::shared_ptr<const Json>(value_, &element), file_, path});
-  }
-  return result;
 }
 
 }  // namespace magi

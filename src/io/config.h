@@ -47,16 +47,12 @@ class ConfigNode {
   /// Bounds apply to each element; lists hold at most 65536 of them.
   std::vector<std::int64_t> integers(std::string_view key, std::optional<std::vector<std::int64_t>> otherwise,
                                      std::int64_t min = -kAnyInt, std::int64_t max = kAnyInt) const;
-  std::vector<double> numbers(std::string_view key, std::optional<std::vector<double>> otherwise,
-                              double min = -kAny, double max = kAny) const;
   std::vector<bool> booleans(std::string_view key, std::optional<std::vector<bool>> otherwise) const;
   std::vector<std::string> texts(std::string_view key,
                                  std::optional<std::vector<std::string>> otherwise) const;
 
   /// A nested object; absent or null: an empty one.
   ConfigNode node(std::string_view key) const;
-  /// A list of objects; absent or null: an empty list.
-  std::vector<ConfigNode> nodes(std::string_view key) const;
 
   const nlohmann::json& json() const { return *value_; }
   /// "config.json: arch_config.moe_config.top_k", for messages about relations between values.

@@ -38,6 +38,13 @@ class Reader {
   bool after_newline_ = false;
 };
 
+/// What the parser found wrong and where, without the library's name for it.
+std::string json_problem(const Json::exception& e) {
+  const std::string_view what = e.what();  // "[json.exception.parse_error.101] parse error at line 1, …"
+  const std::size_t name = what.starts_with('[') ? what.find("] ") : what.npos;
+  return printable(what.substr(name == what.npos ? 0 : name + 2));
+}
+
 /// What parse_json() demands of a text beside being JSON. It builds nothing: the library's own parser with a
 /// callback takes quadratic time over an object of objects.
 class Check final : public nlohmann::json_sax<Json> {
@@ -91,12 +98,6 @@ class Check final : public nlohmann::json_sax<Json> {
 };
 
 }  // namespace
-
-std::string json_problem(const Json::exception& e) {
-  const std::string_view what = e.what();  // "[json.exception.parse_error.101] parse error at line 1, …"
-  const std::size_t name = what.starts_with('[') ? what.find("] ") : what.npos;
-  return printable(what.substr(name == what.npos ? 0 : name + 2));
-}
 
 Json parse_json(std::string_view text, const std::string& where, std::vector<std::size_t>* lines,
                 std::size_t max_values) {

@@ -27,20 +27,18 @@ extern "C" {
 
 #define MAGI2_AV_FUNCTIONS(F)                                                                              \
   F(av_bsf_free) F(av_bsf_init) F(av_bsf_list_parse_str) F(av_bsf_receive_packet) F(av_bsf_send_packet)    \
-  F(av_channel_layout_copy) F(av_channel_layout_default) F(av_dict_free) F(av_dict_get) F(av_dict_set)     \
-  F(av_find_input_format) F(av_force_cpu_flags) F(av_frame_alloc) F(av_frame_free) F(av_frame_get_buffer)  \
-  F(av_frame_make_writable) F(av_freep) F(av_get_pix_fmt_name) F(av_image_copy)                            \
-  F(av_interleaved_write_frame) F(av_log_set_level) F(av_malloc) F(av_new_packet) F(av_opt_set_int)        \
-  F(av_packet_alloc) F(av_packet_free) F(av_packet_rescale_ts) F(av_packet_unref) F(av_pix_fmt_desc_get)   \
-  F(av_read_frame) F(av_read_image_line2) F(av_strerror) F(av_write_trailer) F(avcodec_alloc_context3)     \
-  F(avcodec_find_decoder) F(avcodec_find_encoder_by_name) F(avcodec_free_context) F(avcodec_get_name)      \
-  F(avcodec_open2) F(avcodec_parameters_copy) F(avcodec_parameters_from_context)                           \
-  F(avcodec_parameters_to_context) F(avcodec_receive_frame) F(avcodec_receive_packet) F(avcodec_send_frame) \
-  F(avcodec_send_packet) F(avformat_alloc_output_context2) F(avformat_close_input)                         \
-  F(avformat_find_stream_info) F(avformat_free_context) F(avformat_new_stream) F(avformat_open_input)      \
-  F(avformat_write_header) F(avio_alloc_context) F(avio_context_free) F(avio_flush) F(avio_size)           \
-  F(sws_alloc_context) F(sws_freeContext) F(sws_getCoefficients) F(sws_init_context) F(sws_scale)          \
-  F(sws_setColorspaceDetails)
+  F(av_channel_layout_copy) F(av_channel_layout_default) F(av_dict_free) F(av_dict_set)                    \
+  F(av_force_cpu_flags) F(av_frame_alloc) F(av_frame_free) F(av_frame_get_buffer)                          \
+  F(av_frame_make_writable) F(av_freep) F(av_image_copy) F(av_interleaved_write_frame)                     \
+  F(av_log_set_level) F(av_malloc) F(av_new_packet) F(av_opt_set_int) F(av_packet_alloc)                   \
+  F(av_packet_free) F(av_packet_rescale_ts) F(av_pix_fmt_desc_get) F(av_read_image_line2) F(av_strerror)   \
+  F(av_write_trailer) F(avcodec_alloc_context3) F(avcodec_find_decoder) F(avcodec_find_encoder_by_name)    \
+  F(avcodec_free_context) F(avcodec_get_name) F(avcodec_open2) F(avcodec_parameters_copy)                  \
+  F(avcodec_parameters_from_context) F(avcodec_receive_frame) F(avcodec_receive_packet)                    \
+  F(avcodec_send_frame) F(avcodec_send_packet) F(avformat_alloc_output_context2) F(avformat_free_context)  \
+  F(avformat_new_stream) F(avformat_write_header) F(avio_alloc_context) F(avio_context_free)               \
+  F(avio_flush) F(sws_alloc_context) F(sws_freeContext) F(sws_getCoefficients) F(sws_init_context)         \
+  F(sws_scale) F(sws_setColorspaceDetails)
 
 #define MAGI2_AV_DEFINE(name)                                               \
   extern "C" [[gnu::visibility("hidden")]] void* magi2_slot_##name;         \

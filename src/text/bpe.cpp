@@ -61,12 +61,10 @@ Bpe::Bpe(const nlohmann::json& model) {
 
 void Bpe::read_vocabulary(const nlohmann::json& vocabulary) {
   ids_.reserve(vocabulary.size());
-  spellings_.reserve(vocabulary.size());
   for (const auto& [spelling, id] : vocabulary.items()) {
     require(id.is_number_integer() && id >= 0 && id < std::numeric_limits<std::int32_t>::max(),
             "`model.vocab` gives {:?} the id {}, not a number of 31 bits", spelling, id.dump());
     ids_.emplace(spelling, id.get<std::int32_t>());
-    spellings_.emplace(id.get<std::int32_t>(), spelling);
   }
   for (unsigned b = 0; b < 256; ++b) byte_ids_[b] = id_of(letter(b));
 }
@@ -101,23 +99,6 @@ void Bpe::read_merges(const nlohmann::json& merges) {
 std::int32_t Bpe::id_of(const std::string& spelling) const {
   const auto found = ids_.find(spelling);
   return found == ids_.end() ? -1 : found->second;
-}
-
-std::string Bpe::bytes_of(std::int32_t id) const {
-  static const auto bytes = [] {
-    std::unordered_map<char32_t, char> map;
-    const auto letters = byte_alphabet();
-    for (unsigned b = 0; b < 256; ++b) map.emplace(letters[b], static_cast<char>(b));
-    return map;
-  }();
-  const auto found = spellings_.find(id);
-  std::string out;
-  if (found == spellings_.end()) return out;
-  for (const char32_t c : decode_utf8(found->second, "token")) {
-    const auto byte = bytes.find(c);
-    if (byte != bytes.end()) out.push_back(byte->second);
-  }
-  return out;
 }
 
 void Bpe::encode(std::string_view word, std::vector<Piece>& out) const {

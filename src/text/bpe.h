@@ -27,8 +27,6 @@ class Bpe {
   /// Tokens of one word (any bytes), appended to `out`; O(n log n). Throws Error for a byte without a token.
   void encode(std::string_view word, std::vector<Piece>& out) const;
 
-  /// Bytes of a token; empty for an unknown id.
-  std::string bytes_of(std::int32_t id) const;
   /// Id of a token spelled in the byte-level alphabet, −1 if there is none.
   std::int32_t id_of(const std::string& spelling) const;
 
@@ -44,11 +42,10 @@ class Bpe {
   void read_vocabulary(const nlohmann::json& vocabulary);
   void read_merges(const nlohmann::json& merges);
 
-  std::unordered_map<std::string, std::int32_t> ids_;        // by spelling
-  std::unordered_map<std::int32_t, std::string> spellings_;  // by id
-  std::unordered_map<std::uint64_t, Merge> merges_;          // by key(left, right)
-  std::array<std::int32_t, 256> byte_ids_{};                 // −1: no token
-  bool whole_words_first_ = false;                           // `ignore_merges`
+  std::unordered_map<std::string, std::int32_t> ids_;  // by spelling
+  std::unordered_map<std::uint64_t, Merge> merges_;    // by key(left, right)
+  std::array<std::int32_t, 256> byte_ids_{};           // −1: no token
+  bool whole_words_first_ = false;                     // `ignore_merges`
 };
 
 }  // namespace magi

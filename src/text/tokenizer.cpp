@@ -2,7 +2,6 @@
 #include "text/tokenizer.h"
 
 #include <algorithm>
-#include <map>
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
@@ -115,7 +114,6 @@ struct Tokenizer::Parts {
   std::vector<Regex> splits;
   AddedTokens raw_tokens;         // looked for in the raw text
   AddedTokens normalized_tokens;  // … and in the normalised text
-  std::map<std::int32_t, std::string> added_contents;
 
   static std::shared_ptr<const Parts> from(const json& file, const std::string& name);
   AlignedText normalize(AlignedText text) const { return nfc ? normalize_nfc(text) : std::move(text); }
@@ -129,15 +127,13 @@ std::shared_ptr<const Tokenizer::Parts> Tokenizer::Parts::from(const json& file,
   read_pre_tokenizer(file.value("pre_tokenizer", json()), splits);
 
   std::vector<AddedToken> raw, normalized;
-  std::map<std::int32_t, std::string> contents;
   for (AddedToken& token : read_added_tokens(file.value("added_tokens", json()))) {
-    contents.emplace(token.id, token.content);
     if (token.normalized && nfc) token.content = normalize_nfc(align(token.content)).bytes;
     (token.normalized ? normalized : raw).push_back(std::move(token));
   }
   return std::make_shared<const Parts>(Parts{Bpe(file["model"]), nfc, std::move(splits),
-                                             AddedTokens(std::move(raw)), AddedTokens(std::move(normalized)),
-                                             std::move(contents)});
+                                             AddedTokens(std::move(raw)),
+                                             AddedTokens(std::move(normalized))});
 } catch (const std::exception& e) {
   fail("{}: {}", name, printable(e.what()));
 }
@@ -228,15 +224,6 @@ Tokens Tokenizer::encode(std::string_view text, bool cjk_split) const {
     }
   }
   return encoder.finish();
-}
-
-std::string Tokenizer::decode(std::span<const std::int32_t> ids) const {
-  std::string out;
-  for (const std::int32_t id : ids) {
-    const auto added = parts_->added_contents.find(id);
-    out += added != parts_->added_contents.end() ? added->second : parts_->bpe.bytes_of(id);
-  }
-  return out;
 }
 
 }  // namespace magi

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,8 +35,6 @@ class Tokenizer {
   /// No special tokens are added; "" gives no tokens. Safe to call from several threads. Throws Error for
   /// invalid UTF-8.
   Tokens encode(std::string_view text, bool cjk_split = true) const;
-  /// Bytes of the tokens, added tokens as they are written; unknown ids give nothing.
-  std::string decode(std::span<const std::int32_t> ids) const;
 
  private:
   struct Parts;

@@ -11,8 +11,8 @@
 #include <iterator>
 #include <limits>
 
-#include "media/clip_reader.h"
 #include "media/wav_writer.h"
+#include "support/clip_reader.h"
 #include "support/expect_error.h"
 #include "support/file_size_limit.h"
 #include "support/golden.h"
@@ -291,19 +291,6 @@ TEST(VideoWriter, AFileSizeLimitIsAnErrorToo) {
   const FileSizeLimit limit(100'000);
   expect_error([&] { fill(dir / "clip.mp4"); }, "clip.mp4: cannot write: File too large");
   EXPECT_EQ(entries(dir.path()), 0u);
-}
-
-TEST(ClipReader, RefusesWhatIsNoClip) {
-  const TempDir dir;
-  const std::string whole = write_pieces(dir / "whole.mp4", 30, 52'920, false);
-  for (const std::size_t length : {std::size_t{0}, std::size_t{40}, whole.size() / 3, whole.size() - 4000}) {
-    std::ofstream(dir / "cut.mp4", std::ios::binary) << whole.substr(0, length);
-    expect_error([&] { decode_frames(dir / "cut.mp4"); }, "cut.mp4");
-  }
-  std::ofstream(dir / "list.mp4") << "#EXTM3U\n#EXTINF:1,\nwhole.mp4\n";
-  expect_error([&] { probe_clip(dir / "list.mp4"); }, "list.mp4");
-  expect_error([&] { probe_clip(dir / "none.mp4"); }, "none.mp4");
-  expect_error([&] { probe_clip(dir.path()); }, dir.path().string());
 }
 
 TEST(WavWriter, WritesSixteenBitPcm) {

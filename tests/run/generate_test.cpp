@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "io/checkpoint.h"
-#include "media/clip_reader.h"
+#include "support/clip_reader.h"
 #include "model/preview.h"
 #include "run/batch.h"
 #include "run/inventory.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "media/clip_reader.h"
+#include "support/clip_reader.h"
 
 extern "C" {
 #include <libavutil/dict.h>
