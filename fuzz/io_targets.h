@@ -55,9 +55,6 @@ inline void read_every_key(const ConfigNode& node) {
     attempt([&] { node.integers(key, std::nullopt); });
     attempt([&] { node.texts(key, std::nullopt); });
     attempt([&] { read_every_key(node.node(key)); });
-    attempt([&] {
-      for (const ConfigNode& element : node.nodes(key)) read_every_key(element);
-    });
   }
 }
 
