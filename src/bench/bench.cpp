@@ -78,6 +78,44 @@ std::string weights_text(const BenchOptions& o) {
   return o.model == BenchModel::preview ? fmt::format("{}; experts {}", text, name_of(o.experts)) : text;
 }
 
+bool of_many_ranks(const BenchOptions& o) {
+  return o.world && !o.world->alone();
+}
+
+Parallel parallel_of(const BenchOptions& o, Ops& ops) {
+  require(o.model == BenchModel::preview || o.model == BenchModel::refiner,
+          "bench: only the preview's and the refiner's steps are shared between ranks");
+  Parallel parallel(data_group(*o.world, ops), choose_degrees(o.world->size(), o.degrees));
+  parallel.set_head_groups(o.head_groups);
+  parallel.set_expert_overlap(o.expert_overlap);
+  return parallel;
+}
+
+/// The steps, their times and what they computed, of all ranks.
+void time_steps(const BenchOptions& options, const Workload& workload, const Parallel& parallel,
+                Progress& progress, BenchResult& result) {
+  const bool many = of_many_ranks(options);
+  progress.stage("steps", options.steps);
+  const std::vector<Tensor> last = workload.run(options.steps, [&](double seconds) {
+    progress.check();
+    result.seconds.push_back(seconds);
+    if (many) options.world->set_stage(fmt::format("step {}", result.seconds.size() + 1));
+    if (static_cast<std::int64_t>(result.seconds.size()) == kDroppedSteps)
+      parallel.all().transport().reset_traffic();
+    progress.advance(static_cast<std::int64_t>(result.seconds.size()));
+  });
+  require_finite_result(last);
+  if (many) {
+    result.ranks = gather_rank_reports(*options.world, parallel.all(), workload.share, result.seconds,
+                                       options.steps - kDroppedSteps);
+    if (options.world->rank() == 0) result.seconds = slowest(result.ranks);
+  }
+  const std::vector<double> counted(result.seconds.begin() + kDroppedSteps, result.seconds.end());
+  result.mean = std::accumulate(counted.begin(), counted.end(), 0.0) / static_cast<double>(counted.size());
+  result.median = median(counted);
+  result.digest = options.digest(last);
+}
+
 }  // namespace
 
 std::string fnv1a(const std::vector<Tensor>& result) {
@@ -130,15 +168,10 @@ BenchResult run_bench(const BenchOptions& options, Progress& progress) {
   if (options.trace) const AtomicFile writable(*options.trace);
   BenchResult result;
   Backend backend(device_of_rank(options));
-  const bool many = options.world && !options.world->alone();
   Parallel parallel;
-  if (many) {
-    require(options.model == BenchModel::preview || options.model == BenchModel::refiner,
-            "bench: only the preview's and the refiner's steps are shared between ranks");
-    result.degrees = choose_degrees(options.world->size(), options.degrees);
-    parallel = Parallel(data_group(*options.world, backend.ops()), result.degrees);
-    parallel.set_head_groups(options.head_groups);
-    parallel.set_expert_overlap(options.expert_overlap);
+  if (of_many_ranks(options)) {
+    parallel = parallel_of(options, backend.ops());
+    result.degrees = parallel.degrees();
   }
   if (options.vram_bytes) MemoryLedger::of(backend.ops().device()).set_limit(*options.vram_bytes);
   progress.stage("weights", 1);
@@ -148,26 +181,7 @@ BenchResult run_bench(const BenchOptions& options, Progress& progress) {
   result.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   result.sizes = workload.sizes;
 
-  progress.stage("steps", options.steps);
-  const std::vector<Tensor> last = workload.run(options.steps, [&](double seconds) {
-    progress.check();
-    result.seconds.push_back(seconds);
-    if (many) options.world->set_stage(fmt::format("step {}", result.seconds.size() + 1));
-    if (static_cast<std::int64_t>(result.seconds.size()) == kDroppedSteps)
-      parallel.all().transport().reset_traffic();
-    progress.advance(static_cast<std::int64_t>(result.seconds.size()));
-  });
-  require_finite_result(last);
-  if (many) {
-    result.ranks = gather_rank_reports(*options.world, parallel.all(), workload.share, result.seconds,
-                                       options.steps - kDroppedSteps);
-    if (options.world->rank() == 0) result.seconds = slowest(result.ranks);
-  }
-  const std::vector<double> counted(result.seconds.begin() + kDroppedSteps, result.seconds.end());
-  result.mean = std::accumulate(counted.begin(), counted.end(), 0.0) / static_cast<double>(counted.size());
-  result.median = median(counted);
-  result.digest = options.digest(last);
-
+  time_steps(options, workload, parallel, progress, result);
   if (workload.take_transfer_times)
     result.streamed = stream_result(workload.placement, workload.take_transfer_times(), options.steps);
 

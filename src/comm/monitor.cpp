@@ -243,6 +243,55 @@ void Monitor::send_beats() {
     }
 }
 
+void Monitor::look_around() {
+  if (rank_ == 0 && !failed_) look_for_starved_rank();
+  const std::lock_guard lock(watch_mutex_);
+  if (const std::string wrong = what_is_wrong_ ? what_is_wrong_() : ""; !wrong.empty() && !failed_) {
+    const std::lock_guard failure_lock(mutex_);
+    pending_failure_ = wrong;
+  }
+}
+
+void Monitor::listen() {
+  std::vector<pollfd> waited;
+  for (const Socket& link : links_) waited.push_back({link.fd(), POLLIN, 0});  // closed ones: −1 is skipped
+  const Deadline before = Clock::now();
+  ::poll(waited.data(), waited.size(), static_cast<int>(kTick.count()));
+  // This process itself may have been stopped for a while: nobody else was silent then.
+  if (Clock::now() - before > 20 * kTick)
+    for (Deadline& at : silent_at_) at = deadline_in(silence_);
+  for (std::size_t i = 0; i < links_.size(); ++i) {
+    if (!links_[i].open()) continue;
+    if (waited[i].revents) {
+      try {
+        handle(i, links_[i].receive_frame(deadline_in(kSendSeconds)));
+      } catch (const Error&) {
+        lost(i, "ended unexpectedly");
+      }
+    } else if (Clock::now() > silent_at_[i]) {
+      lost(i, fmt::format("has been silent for {:.0f} s", silence_));
+    }
+  }
+}
+
+void Monitor::tell_own_failure() {
+  std::string failure;
+  {
+    const std::lock_guard lock(mutex_);
+    std::swap(failure, pending_failure_);
+  }
+  if (failure.empty()) return;
+  if (rank_ == 0) {
+    decide(fmt::format("{} failed: {}", names_.at(0).describe(), failure), true);
+  } else if (links_[0].open()) {
+    try {
+      links_[0].send_frame(fmt::format("{}{}\n{}", kFailure, failure, own_step()), deadline_in(kSendSeconds));
+    } catch (const Error&) {
+      lost(0, "ended unexpectedly");
+    }
+  }
+}
+
 void Monitor::run() {
   Deadline next_beat = Clock::now(), give_up = Deadline::max();
   std::string sent;
@@ -250,49 +299,11 @@ void Monitor::run() {
     if (const std::string step = own_step(); Clock::now() >= next_beat || step != sent) {
       send_beats();
       sent = step;
-      if (rank_ == 0 && !failed_) look_for_starved_rank();
       next_beat = deadline_in(kBeatSeconds);
-      const std::lock_guard lock(watch_mutex_);
-      if (const std::string wrong = what_is_wrong_ ? what_is_wrong_() : ""; !wrong.empty() && !failed_) {
-        const std::lock_guard failure_lock(mutex_);
-        pending_failure_ = wrong;
-      }
+      look_around();
     }
-    std::vector<pollfd> waited;
-    for (const Socket& link : links_) waited.push_back({link.fd(), POLLIN, 0});  // closed ones: −1 is skipped
-    const Deadline before = Clock::now();
-    ::poll(waited.data(), waited.size(), static_cast<int>(kTick.count()));
-    // This process itself may have been stopped for a while: nobody else was silent then.
-    if (Clock::now() - before > 20 * kTick)
-      for (Deadline& at : silent_at_) at = deadline_in(silence_);
-    for (std::size_t i = 0; i < links_.size(); ++i) {
-      if (!links_[i].open()) continue;
-      if (waited[i].revents) {
-        try {
-          handle(i, links_[i].receive_frame(deadline_in(kSendSeconds)));
-        } catch (const Error&) {
-          lost(i, "ended unexpectedly");
-        }
-      } else if (Clock::now() > silent_at_[i]) {
-        lost(i, fmt::format("has been silent for {:.0f} s", silence_));
-      }
-    }
-    std::string failure;
-    {
-      const std::lock_guard lock(mutex_);
-      std::swap(failure, pending_failure_);
-    }
-    if (!failure.empty()) {
-      if (rank_ == 0) {
-        decide(fmt::format("{} failed: {}", names_.at(0).describe(), failure), true);
-      } else if (links_[0].open())
-        try {
-          links_[0].send_frame(fmt::format("{}{}\n{}", kFailure, failure, own_step()),
-                               deadline_in(kSendSeconds));
-        } catch (const Error&) {
-          lost(0, "ended unexpectedly");
-        }
-    }
+    listen();
+    tell_own_failure();
     if (failed_ && give_up == Deadline::max()) give_up = deadline_in(kGraceSeconds);
     if (Clock::now() > give_up) {  // the main thread waits for something that will not come
       std::fflush(nullptr);

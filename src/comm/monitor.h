@@ -74,6 +74,9 @@ class Monitor {
  private:
   void run();
   void send_beats();
+  void look_around();
+  void listen();
+  void tell_own_failure();
   void handle(std::size_t link, const std::string& frame);
   void lost(std::size_t link, const std::string& how);
   void look_for_starved_rank();

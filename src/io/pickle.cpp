@@ -238,6 +238,11 @@ class Machine {
   }
 
   void step(Op op);
+  // What is not of its kind each hands to the next; the last refuses it.
+  void scalar(Op op);
+  void container(Op op);
+  void memory(Op op);
+  void call(Op op);
 
   std::span<const std::byte> bytes_;
   const std::string& where_;
@@ -262,7 +267,13 @@ void Machine::step(Op op) {
       pickle_.root = pop();
       stopped_ = true;
       return;
+    default:
+      return scalar(op);
+  }
+}
 
+void Machine::scalar(Op op) {
+  switch (op) {
     case Op::none:
       return push(std::monostate{});
     case Op::new_true:
@@ -291,7 +302,13 @@ void Machine::step(Op op) {
       return push(PickledBytes{std::string(counted(4))});
     case Op::bin_bytes8:
       return push(PickledBytes{std::string(counted(8))});
+    default:
+      return container(op);
+  }
+}
 
+void Machine::container(Op op) {
+  switch (op) {
     case Op::mark:
       stack_.push_back(nullptr);
       return;
@@ -317,7 +334,13 @@ void Machine::step(Op op) {
       return set_items(pop_last(2));
     case Op::set_items:
       return set_items(pop_to_mark());
+    default:
+      return memory(op);
+  }
+}
 
+void Machine::memory(Op op) {
+  switch (op) {
     case Op::bin_put:
       return memoize(unsigned_field(1));
     case Op::long_bin_put:
@@ -328,7 +351,13 @@ void Machine::step(Op op) {
       return recall(unsigned_field(1));
     case Op::long_bin_get:
       return recall(unsigned_field(4));
+    default:
+      return call(op);
+  }
+}
 
+void Machine::call(Op op) {
+  switch (op) {
     case Op::global: {
       const std::string module = line();
       return push_global(module + "." + line());
@@ -341,8 +370,9 @@ void Machine::step(Op op) {
       return build();
     case Op::bin_persid:
       return persistent_id();
+    default:
+      refuse("opcode " + opcode_name(static_cast<std::uint8_t>(op)));
   }
-  refuse("opcode " + opcode_name(static_cast<std::uint8_t>(op)));
 }
 
 }  // namespace
