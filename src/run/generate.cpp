@@ -1,22 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "run/generate.h"
 
-#include <algorithm>
-#include <cctype>
 #include <chrono>
 #include <cmath>
-#include <new>
 #include <nlohmann/json.hpp>
 
 #include "core/log.h"
 #include "io/atomic_file.h"
-#include "io/mapped_file.h"
-#include "io/safetensors.h"
-#include "media/image_reader.h"
 #include "media/image_writer.h"
 #include "media/video_writer.h"
 #include "media/wav_writer.h"
 #include "model/latent_stats.h"
+#include "run/clip_files.h"
 #include "run/pipeline.h"
 #include "run/saved_state.h"
 #include "run/sha256.h"
@@ -26,76 +21,9 @@
 namespace magi {
 namespace {
 
-/// Players go by the name; an MP4 under the name of another kind of file would mislead them.
-void require_mp4(const std::filesystem::path& output) {
-  std::string extension = output.extension().string();
-  std::ranges::transform(extension, extension.begin(), [](unsigned char c) { return std::tolower(c); });
-  for (const char* other :
-       {".webm", ".mkv", ".avi", ".gif", ".wav", ".mp3", ".png", ".jpg", ".jpeg", ".webp"})
-    require(extension != other, "{}: a clip is an MP4 file; name it {}", output.string(),
-            std::filesystem::path(output).replace_extension(".mp4").filename().string());
-}
-
 constexpr std::int64_t kAudioChannels = 64;
 constexpr int kSampleRate = 44100;
 constexpr double kTrainedSeconds = 10;
-constexpr std::size_t kTitleBytes = 80;
-
-FrameRate frame_rate(double fps) {
-  const auto thousandths = static_cast<int>(std::lround(fps * 1000));
-  for (int denominator : {1, 2, 1000})
-    if (thousandths * denominator % 1000 == 0) return {thousandths * denominator / 1000, denominator};
-  return {thousandths, 1000};
-}
-
-/// The beginning of the prompt, cut between two code points.
-std::string title_of(const std::string& prompt) {
-  std::size_t end = std::min(prompt.size(), kTitleBytes);
-  while (end < prompt.size() && end > 0 && (prompt[end] & 0xC0) == 0x80) --end;
-  return prompt.substr(0, end);
-}
-
-VideoOptions video_options(const Request& request, double fps) {
-  VideoOptions video;
-  const Size size = request.refine.value_or(Size{request.width, request.height});
-  video.width = static_cast<int>(size.width);
-  video.height = static_cast<int>(size.height);
-  video.fps = frame_rate(request.refine ? 2 * fps : fps);
-  if (request.output_size) {
-    video.output_width = static_cast<int>(request.output_size->width);
-    video.output_height = static_cast<int>(request.output_size->height);
-  }
-  video.metadata = {{"title", title_of(request.original_prompt.value_or(request.prompt))},
-                    {"comment", request.to_metadata().dump()}};
-  return video;
-}
-
-void save_latents(const std::filesystem::path& directory, const Latents& preview, const Tensor& refined) {
-  std::error_code error;
-  std::filesystem::create_directories(directory, error);
-  require(!error, "{}: cannot be made: {}", directory.string(), error.message());
-  std::vector<std::pair<std::string, Tensor>> tensors{{"preview_latent", preview.video},
-                                                      {"audio_latent", preview.audio}};
-  if (refined.defined()) tensors.emplace_back("refined_latent", refined);
-  write_safetensors(directory / "latents.safetensors", tensors);
-}
-
-std::string sha256_of_image(const std::filesystem::path& file) {
-  const auto mapped = open_image(file);
-  const auto bytes = mapped->bytes();
-  return sha256_of({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
-}
-
-/// Fills in what the pictures are, or compares it with what the request says they are.
-void identify_images(Request& request) {
-  std::vector<std::string> found;
-  for (const ImageInput& image : request.images) found.push_back(sha256_of_image(image.path));
-  for (std::size_t i = 0; i < request.image_sha256.size(); ++i)
-    require(request.image_sha256[i] == found[i],
-            "{}: another picture than the request's image_sha256 says: {}, not {}", request.images[i].path,
-            found[i], request.image_sha256[i]);
-  request.image_sha256 = std::move(found);
-}
 
 /// A task on its way: what one stage leaves for the next.
 struct Clip {
