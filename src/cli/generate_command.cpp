@@ -6,6 +6,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "cli/clip_arguments.h"
 #include "cli/commands.h"
 #include "cli/engine_arguments.h"
 #include "cli/enhance_arguments.h"
@@ -35,17 +36,6 @@ struct GenerateArguments {
   EnhanceArguments enhance;
   nlohmann::json request = nlohmann::json::object();  ///< only what was given
 };
-
-/// An option whose value goes into the request as it is; the request checks it. Given twice, the last one
-/// counts.
-template <typename T>
-CLI::Option* add_field(CLI::App& command, GenerateArguments& a, const std::string& flag,
-                       const std::string& key, const std::string& help) {
-  return command
-      .add_option_function<T>(
-          flag, [&a, key](const T& value) { a.request[key] = value; }, help)
-      ->take_last();
-}
 
 /// One clip's report as it is; of a batch, a list.
 void write_stats(AtomicFile& file, const std::vector<Report>& reports, bool batch) {
@@ -159,44 +149,17 @@ void run_generate(GenerateArguments& a) {
   });
 }
 
-void add_clip_options(CLI::App& c, GenerateArguments& a) {
-  c.option_defaults()->group("Clip");
-  auto* prompt = add_field<std::string>(c, a, "-p,--prompt", "prompt", "What to show and to let hear");
+void add_making_options(CLI::App& c, GenerateArguments& a, CLI::Option* prompt) {
   c.add_option("--prompt-file", a.prompt_file, "Read the prompt from a file")
       ->type_name("FILE")
       ->excludes(prompt);
-  c.add_option_function<std::vector<std::string>>(
-       "-i,--image",
-       [&a](const std::vector<std::string>& paths) {
-         const bool named = paths.size() == 1 && !paths[0].empty() && paths[0][0] == '{';
-         a.request["image"] = named ? nlohmann::json::parse(paths[0], nullptr, false) : nlohmann::json(paths);
-       },
-       "Reference image, may be repeated: <Figure 1> in the prompt is the first frame, <Figure 2> …; or "
-       "{\"<Figure k>\": \"path\", …}")
-      ->type_name("FILE");
-  add_field<std::string>(c, a, "--preset", "preset",
-                         "Size: 272p (448x256), 540p (896x512) or 1080p (540p refined to 1920x1088)");
-  add_field<std::int64_t>(c, a, "-W,--width", "width",
-                          "Pixels, a multiple of 16 (default: the root's; the release: 896)");
-  add_field<std::int64_t>(c, a, "-H,--height", "height",
-                          "Pixels, a multiple of 16 (default: the root's; the release: 512)");
-  add_field<double>(c, a, "--seconds", "seconds",
-                    "Length, 0.02 to 60 (default: the root's; the release: 10, what it was trained for)");
-  add_field<std::int64_t>(c, a, "--steps", "steps",
-                          "Denoising steps, 1 to 1000 (default: the root's; the release: 100)");
-  add_field<std::int64_t>(c, a, "--seed", "seed", "Same seed, same clip (default: 42)");
-  add_field<double>(c, a, "--cfg-video", "cfg_video",
-                    "Guidance scale of the video (default: the root's; the release: 5)");
-  add_field<double>(c, a, "--cfg-audio", "cfg_audio",
-                    "Guidance scale of the audio (default: the root's; the release: 7)");
-  add_field<std::string>(c, a, "--negative-prompt", "negative_prompt",
+  add_field<std::string>(c, a.request, "--negative-prompt", "negative_prompt",
                          "What not to show (default: the official one)");
-  add_field<std::string>(c, a, "--refine", "refine",
-                         "Refine to this size, multiples of 16, at twice the frame rate")
-      ->type_name("WxH");
-  add_field<std::int64_t>(c, a, "--refiner-steps", "refiner_steps",
-                          "Denoising steps of the refiner (default: the root's; the release: 5)");
-  add_field<std::string>(c, a, "--vae", "vae", "Video decoder: turbo (default) or wan");
+  add_field<std::int64_t>(c, a.request, "--seed", "seed", "Same seed, same clip (default: 42)");
+  add_field<double>(c, a.request, "--cfg-video", "cfg_video",
+                    "Guidance scale of the video, a number (default: the root's; the release: 5)");
+  add_field<double>(c, a.request, "--cfg-audio", "cfg_audio",
+                    "Guidance scale of the audio, a number (default: the root's; the release: 7)");
 }
 
 void add_file_options(CLI::App& c, GenerateArguments& a) {
@@ -204,9 +167,9 @@ void add_file_options(CLI::App& c, GenerateArguments& a) {
   c.add_option("-o,--output", a.output, "The MP4 to write; several are numbered: clip-0.mp4, …")
       ->type_name("FILE")
       ->capture_default_str();
-  add_field<std::int64_t>(c, a, "--output-width", "output_width",
+  add_field<std::int64_t>(c, a.request, "--output-width", "output_width",
                           "Resize the finished frames; with --output-height");
-  add_field<std::int64_t>(c, a, "--output-height", "output_height",
+  add_field<std::int64_t>(c, a.request, "--output-height", "output_height",
                           "Resize the finished frames; with --output-width");
   c.add_flag("--no-audio", a.no_audio, "No sound track");
   c.add_option("--save-latents", a.latents, "Directory for the latents, as safetensors")->type_name("DIR");
@@ -220,8 +183,7 @@ void add_file_options(CLI::App& c, GenerateArguments& a) {
 void add_generate_command(CLI::App& app, Work& work) {
   CLI::App& c = *app.add_subcommand("generate", "Make a clip from a prompt");
   auto a = std::make_shared<GenerateArguments>();
-  c.add_option("-m,--model", a->root, "Checkpoint root")->envname("MAGI2_CKPT_ROOT")->type_name("DIR");
-  add_clip_options(c, *a);
+  add_making_options(c, *a, add_clip_options(c, a->root, a->request));
   add_file_options(c, *a);
   c.option_defaults()->group("Many clips");
   auto* samples =
@@ -240,7 +202,6 @@ void add_generate_command(CLI::App& app, Work& work) {
           ->type_name("URL");
   for (CLI::Option* option : add_enhance_arguments(c, a->enhance, "llm-")) option->needs(enhance);
   add_engine_arguments(c, a->engine);
-  add_field<std::string>(c, *a, "--dtype", "dtype", "Arithmetic: bf16 (default) or f32");
   c.add_option("--config", a->config,
                "Configuration of the official schema (default: the root's, else the release's)")
       ->type_name("FILE");

@@ -3,6 +3,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "cli/clip_arguments.h"
 #include "cli/commands.h"
 #include "cli/engine_arguments.h"
 #include "core/error.h"
@@ -58,38 +59,19 @@ void run_plan(const PlanArguments& a) {
           lacking == 1 ? "es" : "");
 }
 
-template <typename T>
-void add_field(CLI::App& c, PlanArguments& a, const std::string& flag, const std::string& key,
-               const std::string& help) {
-  c.add_option_function<T>(
-       flag, [&a, key](const T& value) { a.request[key] = value; }, help)
-      ->take_last();
-}
-
 }  // namespace
 
 void add_plan_command(CLI::App& app, Work& work) {
   CLI::App& c =
       *app.add_subcommand("plan", "Tell what a clip will take, stage by stage, before anything is loaded");
   auto a = std::make_shared<PlanArguments>();
-  c.add_option("-m,--model", a->root, "Checkpoint root")->envname("MAGI2_CKPT_ROOT");
+  add_clip_options(c, a->root, a->request);
+  add_engine_arguments(c, a->engine);
   c.add_option("--config", a->config,
                "Configuration of the official schema (default: the root's); \"release\": the release's, "
-               "without files");
-  add_field<std::string>(c, *a, "-p,--prompt", "prompt", "The prompt, whose length counts");
-  add_field<std::string>(c, *a, "--preset", "preset", "272p, 540p or 1080p");
-  add_field<std::int64_t>(c, *a, "-W,--width", "width", "Pixels, a multiple of 16");
-  add_field<std::int64_t>(c, *a, "-H,--height", "height", "Pixels, a multiple of 16");
-  add_field<double>(c, *a, "--seconds", "seconds", "Length of the clip");
-  add_field<std::int64_t>(c, *a, "--steps", "steps", "Denoising steps");
-  add_field<std::string>(c, *a, "--refine", "refine", "Refine to WIDTHxHEIGHT, multiples of 16");
-  add_field<std::int64_t>(c, *a, "--refiner-steps", "refiner_steps", "Denoising steps of the refiner");
-  add_field<std::string>(c, *a, "--vae", "vae", "Video decoder: turbo (default) or wan");
-  add_field<std::string>(c, *a, "--dtype", "dtype", "Arithmetic: bf16 (default) or f32");
-  c.add_option_function<std::vector<std::string>>(
-      "-i,--image", [a = a.get()](const std::vector<std::string>& paths) { a->request["image"] = paths; },
-      "Reference image, may be repeated");
-  add_engine_arguments(c, a->engine);
+               "without files")
+      ->type_name("FILE");
+  c.option_defaults()->group("Prediction");
   auto* gpus =
       c.add_option("--gpus", a->gpus,
                    "Predict a step over so many H200s instead, and the best degrees: a number or several, "

@@ -13,7 +13,11 @@ void add_degree_options(CLI::App& command, Degrees& degrees) {
       .add_option("--sp", degrees.sp, "Ranks that share the tokens of a guidance branch (default: chosen)")
       ->check(CLI::PositiveNumber)
       ->group(group);
-  command.add_option("--cfg", degrees.cfg, "Guidance branches on different ranks: 1 or 2 (default: chosen)")
+  command
+      .add_option("--cfg", degrees.cfg,
+                  "Groups of ranks that share the guidance branches: 1 or 2 (default: chosen); the guidance "
+                  "scales are "
+                  "--cfg-video and --cfg-audio")
       ->check(CLI::PositiveNumber)
       ->group(group);
   command.add_option("--ep", degrees.ep, "Ranks that share the experts (default: chosen)")
