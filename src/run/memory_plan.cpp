@@ -169,8 +169,9 @@ std::string to_text(const MemoryPlan& plan) {
   for (const StagePlan& s : plan.stages) most = std::max(most, s.memory.bytes());
   const bool small = most < (std::size_t{1} << 30);
   const auto size = [&](std::size_t bytes) { return static_cast<double>(bytes) / (small ? 0x1p20 : 0x1p30); };
-  text += fmt::format("{:<8} {:>9} {:>8} {:>9} {:>9} {:>9}  {}\n", small ? "MiB" : "GiB", "weights", "inputs",
-                      "scratch", "device", "host", "layers");
+  if (!plan.stages.empty())
+    text += fmt::format("{:<8} {:>9} {:>8} {:>9} {:>9} {:>9}  {}\n", small ? "MiB" : "GiB", "weights",
+                        "inputs", "scratch", "device", "host", "layers");
   double total = 0;
   for (const StagePlan& s : plan.stages) {
     text += fmt::format("{:<8} {:>9.2f} {:>8.2f} {:>9.2f} {:>9.2f} {:>9.2f}  {}\n", name_of(s.memory.stage),
