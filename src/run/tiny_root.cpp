@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "core/log.h"
 #include "io/atomic_file.h"
 #include "io/safetensors.h"
 #include "io/torch_writer.h"
@@ -64,6 +65,17 @@ void write_parts(const fs::path& root, std::uint64_t seed, const std::function<v
   check();
 }
 
+constexpr std::string_view kPartial = ".partial-";
+
+/// What a killed program left beside `target`.
+void warn_of_leftovers(const fs::path& target) {
+  const std::string name = target.filename().string().append(kPartial);
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(target.parent_path(), error))
+    if (entry.path().filename().string().starts_with(name))
+      log_warning("{}: left by an init that was killed; remove it", entry.path().string());
+}
+
 }  // namespace
 
 void write_tiny_root(const fs::path& directory, std::uint64_t seed, const std::function<void()>& check) {
@@ -73,7 +85,8 @@ void write_tiny_root(const fs::path& directory, std::uint64_t seed, const std::f
       "{}: exists already; choose another directory or remove it", directory.string());
   fs::path target = fs::absolute(directory).lexically_normal();
   if (!target.has_filename()) target = target.parent_path();
-  const fs::path partial = target.string() + ".partial-" + std::to_string(getpid());
+  warn_of_leftovers(target);
+  const fs::path partial = target.string().append(kPartial) + std::to_string(getpid());
   try {
     fs::create_directories(partial);
     write_parts(partial, seed, check);

@@ -4,10 +4,22 @@
 #include <gtest/gtest.h>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "support/temp_dir.h"
 
 namespace magi {
 namespace {
+
+TEST(TinyRoot, TellsOfWhatAKilledOneLeft) {
+  const TempDir directory;
+  std::filesystem::create_directories(directory / "root.partial-123");
+  std::string log;
+  set_log_sink([&](LogLevel, std::string_view line) { log += line; });
+  write_tiny_root(directory / "root", 1);
+  set_log_sink({});
+  EXPECT_NE(log.find("root.partial-123: left by an init that was killed; remove it"), std::string::npos)
+      << log;
+}
 
 TEST(TinyRoot, CancelledBetweenAnyTwoFilesLeavesNothing) {
   const TempDir directory;
