@@ -90,7 +90,9 @@ Arena Arena::on_host(std::size_t capacity_bytes) {
   const std::size_t capacity = round_up(std::max<std::size_t>(capacity_bytes, 1), kPage);
   void* memory =
       mmap(nullptr, capacity, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  require(memory != MAP_FAILED, "cannot reserve {} MiB of address space for scratch memory", capacity >> 20);
+  require(memory != MAP_FAILED,
+          "cannot reserve {} MiB of address space for scratch memory; ulimit -v may bound it",
+          capacity >> 20);
   std::shared_ptr<const void> owner(memory,
                                     [capacity](const void* p) { munmap(const_cast<void*>(p), capacity); });
   Arena arena = over(memory, capacity, Device{}, std::move(owner));

@@ -50,8 +50,8 @@ Json read_extending(const fs::path& file, std::vector<fs::path>& chain) {
   Json json = read_json(file);
   require(json.is_object(), "{}: a configuration is a JSON object", file.string());
   if (const auto base = json.find("extends"); base != json.end() && !base->is_null()) {
-    require(base->is_string(), "{}: extends: expected a file name, found {}", file.string(),
-            printable(base->dump()));
+    require(base->is_string() && base->get_ref<const std::string&>().size() <= ConfigNode::kLongestText,
+            "{}: extends: expected a file name, found {}", file.string(), printable(base->dump()));
     const fs::path base_file = file.parent_path() / base->get<std::string>();
     json = merged(read_extending(base_file, chain), json);
   }
@@ -81,9 +81,12 @@ constexpr auto boolean_value = [](const Json& value) {
   return value.is_boolean() ? std::optional(value.get<bool>()) : std::nullopt;
 };
 
-constexpr auto text_value = [](const Json& value) {
-  return value.is_string() ? std::optional(value.get<std::string>()) : std::nullopt;
-};
+auto text_within(std::size_t max_bytes) {
+  return [=](const Json& value) {
+    const bool good = value.is_string() && value.get_ref<const std::string&>().size() <= max_bytes;
+    return good ? std::optional(value.get<std::string>()) : std::nullopt;
+  };
+}
 
 template <typename Number>
 std::string range_text(Number min, Number max, Number any) {
@@ -167,8 +170,10 @@ bool ConfigNode::boolean(std::string_view key, std::optional<bool> otherwise) co
   return one(key, otherwise, std::pair(boolean_value, std::string("true or false")));
 }
 
-std::string ConfigNode::text(std::string_view key, std::optional<std::string> otherwise) const {
-  return one(key, otherwise, std::pair(text_value, std::string("a string")));
+std::string ConfigNode::text(std::string_view key, std::optional<std::string> otherwise,
+                             std::size_t max_bytes) const {
+  return one(key, otherwise,
+             std::pair(text_within(max_bytes), fmt::format("a string of at most {} bytes", max_bytes)));
 }
 
 std::vector<std::int64_t> ConfigNode::integers(std::string_view key,
@@ -185,7 +190,9 @@ std::vector<bool> ConfigNode::booleans(std::string_view key,
 
 std::vector<std::string> ConfigNode::texts(std::string_view key,
                                            std::optional<std::vector<std::string>> otherwise) const {
-  return list(key, otherwise, std::pair(text_value, std::string("a string")));
+  return list(
+      key, otherwise,
+      std::pair(text_within(kLongestText), fmt::format("a string of at most {} bytes", kLongestText)));
 }
 
 ConfigNode ConfigNode::node(std::string_view key) const {

@@ -30,6 +30,7 @@ class ConfigNode {
  public:
   static constexpr std::int64_t kAnyInt = std::numeric_limits<std::int64_t>::max();
   static constexpr double kAny = std::numeric_limits<double>::max();
+  static constexpr std::size_t kLongestText = 4095;
 
   /// `file` stands in messages for where the JSON came from.
   ConfigNode(nlohmann::json object, std::string file);
@@ -42,9 +43,11 @@ class ConfigNode {
   double number(std::string_view key, std::optional<double> otherwise, double min = -kAny,
                 double max = kAny) const;
   bool boolean(std::string_view key, std::optional<bool> otherwise) const;
-  std::string text(std::string_view key, std::optional<std::string> otherwise) const;
+  /// Names and paths are short, prompts need not be.
+  std::string text(std::string_view key, std::optional<std::string> otherwise,
+                   std::size_t max_bytes = kLongestText) const;
 
-  /// Bounds apply to each element; lists hold at most 65536 of them.
+  /// Bounds apply to each element, kLongestText to texts; lists hold at most 65536 of them.
   std::vector<std::int64_t> integers(std::string_view key, std::optional<std::vector<std::int64_t>> otherwise,
                                      std::int64_t min = -kAnyInt, std::int64_t max = kAnyInt) const;
   std::vector<bool> booleans(std::string_view key, std::optional<std::vector<bool>> otherwise) const;

@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "io/config.h"
+#include "io/tensor_store.h"
 #include "text/unicode.h"
 
 namespace magi {
@@ -125,22 +126,20 @@ Request Request::from_json(const nlohmann::json& object, const GenerationDefault
                            const std::string& where) {
   require(object.is_object(), "{}: expected an object with a prompt, found {}", where, object.type_name());
   for (const auto& item : object.items())
-    require(kKeys.contains(item.key()), "{}: unknown key \"{}\"", where, item.key());
+    require(kKeys.contains(item.key()), "{}: unknown key {}", where, printable(item.key()));
   const ConfigNode in(object, where);
 
   Request r;
-  r.prompt = in.text("prompt", std::nullopt);
+  r.prompt = in.text("prompt", std::nullopt, kMaxPromptBytes);
   require(r.prompt.find_first_not_of(" \t\r\n") != std::string::npos, "{}: the prompt is empty",
           in.where("prompt"));
   decode_utf8(r.prompt, in.where("prompt"));
-  require(r.prompt.size() <= kMaxPromptBytes, "{}: a prompt of {} bytes is too long", in.where("prompt"),
-          r.prompt.size());
   if (in.has("original_prompt")) {
-    r.original_prompt = in.text("original_prompt", {});
+    r.original_prompt = in.text("original_prompt", {}, kMaxPromptBytes);
     decode_utf8(*r.original_prompt, in.where("original_prompt"));
   }
   if (in.has("negative_prompt")) {
-    r.negative_prompt = in.text("negative_prompt", {});
+    r.negative_prompt = in.text("negative_prompt", {}, kMaxPromptBytes);
     decode_utf8(*r.negative_prompt, in.where("negative_prompt"));
   }
   r.images = image_list(in);

@@ -71,7 +71,11 @@ TEST(Config, ReadsTypedValuesAndNamesThePlaceOfBadOnes) {
   expect_error([&] { root.integer("big", 1); }, "big: expected an integer");
   expect_error([&] { root.number("t", 1); }, "t: expected a number");
   expect_error([&] { root.boolean("n", true); }, "n: expected true or false, found 4");
-  expect_error([&] { root.text("n", ""); }, "n: expected a string, found 4");
+  expect_error([&] { root.text("n", ""); }, "n: expected a string of at most 4095 bytes, found 4");
+  const ConfigNode lengths({{"long", std::string(4096, 'x')}}, "c.json");
+  expect_error([&] { lengths.text("long", ""); },
+               "long: expected a string of at most 4095 bytes, found \"xxx");
+  EXPECT_EQ(lengths.text("long", "", 4096).size(), 4096u);
   expect_error([&] { root.integers("list", std::nullopt, 2, 9); },
                "list: expected a list, each an integer from 2 to 9");
   expect_error([&] { root.integers("n", std::nullopt); }, "n: expected a list");
