@@ -65,6 +65,13 @@ TEST(MemoryLedger, HostArenasCountWhatTheyTouched) {
   EXPECT_EQ(arena.used_bytes(), 0U);
 }
 
+TEST(MemoryLedger, AmountsAreToldInTheUnitThatFits) {
+  EXPECT_EQ(memory_text(0), "0.00 MiB");
+  EXPECT_EQ(memory_text(kMiB * 5 / 2), "2.50 MiB");
+  EXPECT_EQ(memory_text(640 * kMiB), "640 MiB");
+  EXPECT_EQ(memory_text(1536 * kMiB), "1.50 GiB");
+}
+
 TEST(MemoryLedger, DevicesHaveTheirOwn) {
   const Device device{Device::Kind::cuda, 63};
   MemoryLedger& ledger = MemoryLedger::of(device);

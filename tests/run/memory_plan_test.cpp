@@ -180,6 +180,18 @@ TEST_F(Budgets, TooSmallOnesAreOneError) {
   expect_error([&] { denoise(request(), options, progress); }, "allow more with --ram");
 }
 
+TEST_F(Budgets, APlanTellsWhichStagesDoNotFit) {
+  EngineOptions options;
+  options.ram_bytes = kMiB;
+  const MemoryPlan plan = plan_memory(root_, request(), options);
+  EXPECT_TRUE(plan.stages.empty());
+  ASSERT_EQ(plan.impossible.size(), 4U);
+  const std::string text = to_text(plan);
+  EXPECT_NE(text.find("\ndoes not fit: preview: "), std::string::npos) << text;
+  EXPECT_NE(text.find(" MiB are needed beside"), std::string::npos) << text;
+  EXPECT_EQ(text.find(" s of computing"), std::string::npos) << text;
+}
+
 TEST_F(Budgets, AFileCutShortInTheMiddleIsOneError) {
   AfterAStep cut([&](Progress&) {
     for (const auto& entry : fs::directory_iterator(directory_ / "root" / "preview"))
