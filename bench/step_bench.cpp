@@ -53,6 +53,7 @@ Arguments parse(int argc, char** argv) {
       {"--sp", [&](auto& v) { o.degrees.sp = number<int>(v); }},
       {"--cfg", [&](auto& v) { o.degrees.cfg = number<int>(v); }},
       {"--ep", [&](auto& v) { o.degrees.ep = number<int>(v); }},
+      {"--windows", [&](auto& v) { o.windows = v != "0"; }},
       {"--head-groups", [&](auto& v) { o.head_groups = number<int>(v); }},
       {"--expert-overlap", [&](auto& v) { o.expert_overlap = v != "0"; }},
       {"--alone", [&](auto& v) { o.alone_seconds = number<double>(v); }},

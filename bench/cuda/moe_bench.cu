@@ -157,7 +157,7 @@ struct Run {
       magi::cuda::run_experts(z, width, l.packed, sorted, expanded, 0, shape.heads, shape, nullptr);
   }
   void combine() {
-    magi::cuda::combine_experts(expanded, weight, y, width, kType, 0, shape.heads, shape, nullptr);
+    magi::cuda::combine_experts(expanded, weight, y, width, {}, kType, 0, shape.heads, shape, nullptr);
   }
   void all() {
     route();

@@ -86,6 +86,7 @@ Parallel parallel_of(const BenchOptions& o, Ops& ops) {
   require(o.model == BenchModel::preview || o.model == BenchModel::refiner,
           "bench: only the preview's and the refiner's steps are shared between ranks");
   Parallel parallel(data_group(*o.world, ops), choose_degrees(o.world->size(), o.degrees));
+  parallel.set_windows(o.windows);
   parallel.set_head_groups(o.head_groups);
   parallel.set_expert_overlap(o.expert_overlap);
   return parallel;

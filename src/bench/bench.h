@@ -55,10 +55,11 @@ struct BenchOptions {
 
   std::shared_ptr<World>
       world;  ///< of several ranks, all of which run the bench (the preview's alone); else null
-  Degrees degrees{0, 0, 0};    ///< 0: chosen
-  int head_groups = 1;         ///< that an attention exchange is cut into
+  Degrees degrees{0, 0, 0};     ///< 0: chosen
+  bool windows = true;          ///< Parallel::set_windows
+  int head_groups = 1;          ///< that an attention exchange is cut into
   bool expert_overlap = false;  ///< Parallel::set_expert_overlap
-  double alone_seconds = 0;    ///< one rank's step, to compare with; 0: not known
+  double alone_seconds = 0;     ///< one rank's step, to compare with; 0: not known
 
   bool operations = false;                     ///< one more step, with every operation timed
   std::optional<std::filesystem::path> trace;  ///< the same step as a Chrome trace

@@ -2,6 +2,7 @@
 #include "comm/group.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 namespace magi {
@@ -52,10 +53,42 @@ std::string text_of(const Tensor& bytes) {
   return {reinterpret_cast<const char*>(bytes.raw()), bytes.bytes()};
 }
 
+/// In front of a window's piece lies a signal to send, then one to receive from each rank of the run.
+constexpr std::size_t kSignal = 16;
+std::size_t signal_bytes(const Transport& transport) {
+  return (kSignal * (static_cast<std::size_t>(transport.size()) + 1) + 255) / 256 * 256;
+}
+
 }  // namespace
 
 void Transport::copy(Tensor to, const Tensor& from) {
   if (from.bytes() && from.raw() != to.raw()) std::memcpy(to.raw(), from.raw(), from.bytes());
+}
+
+std::shared_ptr<Window> Transport::open_window(std::size_t bytes) {
+  const auto is_idle = [](const std::shared_ptr<Window>& window) { return window.use_count() == 1; };
+  for (const std::shared_ptr<Window>& window : windows_)
+    if (is_idle(window) && window->bytes() >= bytes) return window;
+  for (const std::shared_ptr<Window>& window : windows_)
+    if (is_idle(window)) window->close();
+  std::erase_if(windows_, is_idle);
+  std::shared_ptr<Window> window = make_window(bytes);
+  if (window) windows_.push_back(window);
+  return window;
+}
+
+std::shared_ptr<Window> Transport::make_window(std::size_t) {
+  return nullptr;
+}
+
+void Transport::close_windows() {
+  for (const std::shared_ptr<Window>& window : windows_) window->close();
+  windows_.clear();
+}
+
+void Transport::count_written(const std::string& what, std::int64_t sent, std::int64_t received) {
+  traffic_[what].bytes_sent += sent;
+  traffic_[what].bytes_received += received;
 }
 
 void Transport::count(const std::string& what, const std::vector<Part>& send,
@@ -119,6 +152,34 @@ std::unique_ptr<Exchange> Group::start_exchange(std::vector<Part> send, std::vec
 
 void Group::exchange(std::vector<Part> send, std::vector<Part> receive, std::string_view what) const {
   start_exchange(std::move(send), std::move(receive), what)->wait();
+}
+
+std::shared_ptr<Window> Group::open_window(std::size_t bytes) const {
+  if (transport_->size() == 1) return nullptr;
+  const std::shared_ptr<Window> window = transport_->open_window(signal_bytes(*transport_) + bytes);
+  if (window) start_arrival(window, 0, 0, "windows")->wait();
+  return window;
+}
+
+std::byte* Group::on(const Window& window, int rank) const {
+  return window.on(world_rank(rank)) + signal_bytes(*transport_);
+}
+
+std::unique_ptr<Exchange> Group::start_arrival(const std::shared_ptr<Window>& window, std::int64_t sent,
+                                               std::int64_t received, std::string_view what) const {
+  std::vector<Part> send, receive;
+  const auto signal = [&](int slot) {
+    std::byte* const at = window->on(transport_->rank()) + kSignal * static_cast<std::size_t>(slot);
+    return Tensor::view(at, DType::u8, {kSignal}, window, window->device());
+  };
+  for (int r = 0; r < size(); ++r) {
+    if (r == rank_) continue;
+    send.push_back({r, signal(0)});
+    receive.push_back({r, signal(1 + world_rank(r))});
+  }
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // what the host wrote goes before its signal
+  transport_->count_written(fmt::format("{} of {}", what, name_), sent, received);
+  return start_exchange(std::move(send), std::move(receive), what);
 }
 
 void Group::all_to_all(const Tensor& send, Tensor receive) const {

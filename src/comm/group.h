@@ -44,6 +44,20 @@ class Exchange {
   virtual void wait(double deadline_seconds = 0) = 0;
 };
 
+/// Memory of which every rank of a run has a piece of the same size, and into which the computing devices of
+/// all ranks write.
+class Window {
+ public:
+  virtual ~Window() = default;
+  /// Where the piece of rank `rank` of the run lies for this rank's device. 256-byte aligned.
+  virtual std::byte* on(int rank) const = 0;
+  /// Of a piece.
+  virtual std::size_t bytes() const = 0;
+  virtual Device device() const = 0;
+  /// Gives the memory back; all ranks together. A window that is not closed lasts as long as the process.
+  virtual void close() = 0;
+};
+
 /// How the parts of all ranks of a run travel.
 class Transport {
  public:
@@ -56,14 +70,25 @@ class Transport {
                                           const std::string& what) = 0;
   /// Copies between parts of the own rank, ordered like the exchanges.
   virtual void copy(Tensor to, const Tensor& from);
+  /// A window of at least `bytes` a rank that nobody else has; all ranks of the run ask together, with equal
+  /// bytes, and let go together. One that was let go is lent again, or closed where a larger one is asked
+  /// for. Null on all ranks where some cannot write to another's memory.
+  std::shared_ptr<Window> open_window(std::size_t bytes);
+  /// Counts what was written into windows.
+  virtual void count_written(const std::string& what, std::int64_t sent, std::int64_t received);
   /// By "collective of group"; complete once all exchanges are over.
   virtual std::map<std::string, Traffic> traffic() { return traffic_; }
   /// Forgets the traffic so far.
   virtual void reset_traffic() { traffic_.clear(); }
 
  protected:
+  virtual std::shared_ptr<Window> make_window(std::size_t bytes);
+  void close_windows();
   void count(const std::string& what, const std::vector<Part>& send, const std::vector<Part>& receive);
   std::map<std::string, Traffic> traffic_;
+
+ private:
+  std::vector<std::shared_ptr<Window>> windows_;
 };
 
 class Group {
@@ -89,6 +114,17 @@ class Group {
   [[nodiscard]] std::unique_ptr<Exchange> start_exchange(std::vector<Part> send, std::vector<Part> receive,
                                                          std::string_view what = "exchange") const;
   void exchange(std::vector<Part> send, std::vector<Part> receive, std::string_view what = "exchange") const;
+
+  /// The group is all ranks of the run. See Transport::open_window; null where there is only one rank. What
+  /// others did with the memory before is over for work that comes after.
+  std::shared_ptr<Window> open_window(std::size_t bytes) const;
+  /// Where `rank` of the group has its piece.
+  std::byte* on(const Window& window, int rank) const;
+  /// All members come to this point. After the wait, what they had written into the window before is there,
+  /// and what this rank had read from it may be written over. `sent` and `received` bytes are counted.
+  [[nodiscard]] std::unique_ptr<Exchange> start_arrival(const std::shared_ptr<Window>& window,
+                                                        std::int64_t sent, std::int64_t received,
+                                                        std::string_view what) const;
 
   /// Block r of `send` goes to rank r; block r of `receive` comes from rank r. Blocks are equal: numel /
   /// size().

@@ -120,12 +120,42 @@ class MpiExchange final : public Exchange {
   std::vector<int> peers_;
 };
 
+/// Shared memory of the processes of one machine.
+class MpiWindow final : public Window {
+ public:
+  MpiWindow(MPI_Comm machine, std::size_t bytes) : bytes_(bytes) {
+    void* own = nullptr;
+    check_mpi(
+        MPI_Win_allocate_shared(static_cast<MPI_Aint>(bytes), 1, MPI_INFO_NULL, machine, &own, &window_),
+        "sharing memory");
+    int ranks = 0;
+    MPI_Comm_size(machine, &ranks);
+    for (int r = 0; r < ranks; ++r) {
+      MPI_Aint size = 0;
+      int unit = 0;
+      void* piece = nullptr;
+      check_mpi(MPI_Win_shared_query(window_, r, &size, &unit, static_cast<void*>(&piece)), "sharing memory");
+      pieces_.push_back(static_cast<std::byte*>(piece));
+    }
+  }
+  std::byte* on(int rank) const override { return pieces_.at(static_cast<std::size_t>(rank)); }
+  std::size_t bytes() const override { return bytes_; }
+  Device device() const override { return {}; }
+  void close() override { MPI_Win_free(&window_); }
+
+ private:
+  std::size_t bytes_;
+  MPI_Win window_ = MPI_WIN_NULL;
+  std::vector<std::byte*> pieces_;
+};
+
 class MpiTransport final : public Transport {
  public:
   MpiTransport(std::shared_ptr<Monitor> monitor, double deadline)
       : monitor_(std::move(monitor)), deadline_(deadline) {
     MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
     MPI_Comm_size(MPI_COMM_WORLD, &size_);
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &machine_);
   }
   int rank() const override { return rank_; }
   int size() const override { return size_; }
@@ -139,9 +169,18 @@ class MpiTransport final : public Transport {
   }
 
  private:
+  std::shared_ptr<Window> make_window(std::size_t bytes) override {
+    int here = 0;
+    MPI_Comm_size(machine_, &here);
+    if (here < size_) return nullptr;
+    monitor_->check();
+    return std::make_shared<MpiWindow>(machine_, (bytes + 4095) / 4096 * 4096);  // each piece begins a page
+  }
+
   std::shared_ptr<Monitor> monitor_;
   double deadline_;
   int rank_ = 0, size_ = 1;
+  MPI_Comm machine_ = MPI_COMM_NULL;  ///< the ranks of this machine
 };
 
 }  // namespace

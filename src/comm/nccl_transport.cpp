@@ -7,6 +7,7 @@
 #include <deque>
 
 #include "comm/nccl.h"
+#include "comm/nccl_window.h"
 
 namespace magi {
 namespace {
@@ -70,10 +71,12 @@ class NcclTransport final : public Transport {
 
   ~NcclTransport() override {
     monitor_->watch({});
-    if (failed_)
+    if (failed_) {
       ncclCommAbort(communicator_);
-    else
+    } else {
+      close_windows();
       ncclCommDestroy(communicator_);
+    }
     cudaStreamDestroy(stream_);
   }
 
@@ -101,6 +104,11 @@ class NcclTransport final : public Transport {
     traffic_.clear();
   }
 
+  void count_written(const std::string& what, std::int64_t sent, std::int64_t received) override {
+    const std::lock_guard lock(mutex_);
+    Transport::count_written(what, sent, received);
+  }
+
   /// The computing stream goes on when the exchange is over.
   void wait(const std::shared_ptr<Marks>& marks) {
     check_cuda(cudaEventRecord(marks->wait_begin.get(), compute_), "recording an event");
@@ -111,6 +119,11 @@ class NcclTransport final : public Transport {
   }
 
  private:
+  std::shared_ptr<Window> make_window(std::size_t bytes) override {
+    monitor_->check();
+    check_cuda(cudaSetDevice(device_.index), "choosing the CUDA device");
+    return make_nccl_window(communicator_, size_, device_, bytes);
+  }
   static bool is_over(const Event& event) { return cudaEventQuery(event.get()) == cudaSuccess; }
 
   std::shared_ptr<Marks> new_marks(const std::string& what);

@@ -81,6 +81,7 @@ struct SequenceOnDevice {
   RowRange rows;      ///< of the sequence, that this rank works on: n of N
   Segments segments;  ///< of those rows
   Tensor rope;        ///< [n, 6·nb]
+  Landings landings;  ///< of the exchanges between ranks
 };
 SequenceOnDevice upload_sequence(Ops& ops, const PackedSequence& sequence, RowRange rows,
                                  const Tensor& rotary_bands);

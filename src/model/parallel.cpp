@@ -9,76 +9,6 @@
 namespace magi {
 namespace {
 
-constexpr std::int64_t kAligned = 8;  // columns: 16 bytes of bf16, what wide loads ask of a row's beginning
-
-std::int64_t aligned(std::int64_t columns) {
-  return (columns + kAligned - 1) / kAligned * kAligned;
-}
-
-std::int64_t first_row(const std::vector<std::int64_t>& counts, int rank) {
-  return std::accumulate(counts.begin(), counts.begin() + rank, std::int64_t{0});
-}
-
-/// Own rows of every rank's columns, about to become all rows of the own columns.
-struct Departure {
-  Tensor result;  ///< [all rows, own width]
-  std::vector<Tensor>
-      columns;  ///< by rank: [own rows, its width], to be filled in; the own ones lie in `result`
-};
-
-/// `widths`: of each rank's columns; padded to kAligned.
-Departure places_for(Ops& ops, const Group& group, const std::vector<std::int64_t>& counts,
-                     const std::vector<std::int64_t>& widths, DType dtype) {
-  const auto me = static_cast<std::size_t>(group.rank());
-  const std::int64_t all_rows = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
-  Departure d{ops.arena().alloc(dtype, {all_rows, aligned(widths[me])}), {}};
-  for (std::size_t r = 0; r < widths.size(); ++r)
-    d.columns.push_back(r == me ? d.result.rows(first_row(counts, group.rank()), counts[me])
-                                : ops.arena().alloc(dtype, {counts[me], aligned(widths[r])}));
-  return d;
-}
-
-Trade depart(const Group& group, const std::vector<std::int64_t>& counts, const Departure& d) {
-  std::vector<Part> send, receive;
-  for (int r = 0; r < group.size(); ++r) {
-    if (r == group.rank()) continue;
-    const auto i = static_cast<std::size_t>(r);
-    send.push_back({r, d.columns[i]});
-    receive.push_back({r, d.result.rows(first_row(counts, r), counts[i])});
-  }
-  return {group.start_exchange(std::move(send), std::move(receive), "rows to columns"), d.result};
-}
-
-/// All rows of the own columns on their way back: from rank r come its columns of the own rows.
-struct Returning {
-  std::unique_ptr<Exchange> transfer;
-  std::vector<Tensor> parts;
-};
-
-Returning to_rows(Ops& ops, const Group& group, const std::vector<std::int64_t>& counts,
-                  const Tensor& columns, const std::vector<std::int64_t>& widths) {
-  Returning back;
-  std::vector<Part> send, receive;
-  for (int r = 0; r < group.size(); ++r) {
-    const auto i = static_cast<std::size_t>(r);
-    const Tensor rows = columns.rows(first_row(counts, r), counts[i]);
-    if (r == group.rank()) {
-      back.parts.push_back(rows);
-      continue;
-    }
-    back.parts.push_back(
-        ops.arena().alloc(columns.dtype(), {counts[static_cast<std::size_t>(group.rank())], widths[i]}));
-    send.push_back({r, rows});
-    receive.push_back({r, back.parts.back()});
-  }
-  back.transfer = group.start_exchange(std::move(send), std::move(receive), "columns to rows");
-  return back;
-}
-
-void unpack(Ops& ops, const Tensor& part, const Tensor& y, std::int64_t column) {
-  if (part.numel() > 0) ops.copy(y.columns(column, part.dim(1)), part);
-}
-
 /// Part `group` of `groups` of rank `rank`'s share of `units`.
 Share group_of(std::int64_t units, int ranks, int rank, int groups, int group) {
   const Share own = share_of(units, ranks, rank);
@@ -177,117 +107,167 @@ RowRange Parallel::rows(const Segments& sequence, int rank) const {
   return {all.first + own.first, all.first + own.end()};
 }
 
-std::vector<std::int64_t> Parallel::row_counts(const Segments& sequence, const Group& group) const {
+/// Of the ranks of `group`, to which rank `member` of all belongs in the place that this rank has in it.
+std::vector<std::int64_t> Parallel::row_counts(const Segments& sequence, const Group& group,
+                                               int member) const {
   std::vector<std::int64_t> counts;
-  for (int r = 0; r < group.size(); ++r)
-    counts.push_back(rows(sequence, all_.rank() - group.rank() + r).size());  // groups are neighbours
+  const int first = member / group.size() * group.size();  // groups are neighbours
+  for (int r = 0; r < group.size(); ++r) counts.push_back(rows(sequence, first + r).size());
   return counts;
 }
 
-Tensor Parallel::attention(Ops& ops, const Segments& sequence, const Tensor& qkv, const AttentionOptions& o,
-                           const Finish& finish, const Attend& attend) const {
+Landings Parallel::open_landings(const Segments& sequence, const ExchangeSizes& s) const {
+  if (!windows_ || (sequence_.alone() && experts_.alone())) return {};
+  const std::int64_t ratio = s.heads / s.kv_heads;
+  const std::int64_t head_columns = (ratio + 2) * s.head_dim + (s.gated ? ratio : 0);
+  const std::int64_t moe_dim = s.moe_heads > 0 ? s.moe_width / s.moe_heads : 0;
+  std::size_t end = 0;
+  std::vector<std::pair<Landing*, std::size_t>> places;
+  Landings landings;
+  // As much as any rank of the run needs, so that all places are the same.
+  const auto add = [&](Landing& landing, const Group& group, const auto& elements) {
+    if (group.alone()) return;
+    std::int64_t most = 0;
+    for (int r = 0; r < all_.size(); ++r) {
+      const std::vector<std::int64_t> counts = row_counts(sequence, group, r);
+      const int place = r % group.size();
+      most = std::max(most, elements(std::accumulate(counts.begin(), counts.end(), std::int64_t{0}),
+                                     counts[static_cast<std::size_t>(place)], place));
+    }
+    places.emplace_back(&landing, end);
+    end += (static_cast<std::size_t>(most) * size_of(s.dtype) + 255) / 256 * 256;
+  };
+  const auto width = [&](std::int64_t units, const Group& group, int place, std::int64_t columns) {
+    return aligned_columns(share_of(units, group.size(), place).count * columns);
+  };
+  add(landings.columns, sequence_, [&](std::int64_t all, std::int64_t, int place) {
+    return all * width(s.kv_heads, sequence_, place, head_columns);
+  });
+  add(landings.rows, sequence_,
+      [&](std::int64_t, std::int64_t own, int) { return own * s.heads * s.head_dim; });
+  if (s.moe_heads > 0) {
+    add(landings.expert_columns, experts_, [&](std::int64_t all, std::int64_t, int place) {
+      return all * width(s.moe_heads, experts_, place, moe_dim);
+    });
+    add(landings.expert_rows, experts_,
+        [&](std::int64_t, std::int64_t own, int) { return own * s.moe_width; });
+  }
+  const std::shared_ptr<Window> window = all_.open_window(end);
+  for (const auto& [landing, offset] : places) *landing = {window, offset};
+  return landings;
+}
+
+Tensor Parallel::attention(Ops& ops, const Segments& sequence, const Landings& landings, const Tensor& qkv,
+                           const AttentionOptions& o, const Finish& finish, const Attend& attend) const {
   if (sequence_.alone()) {
     finish(qkv, {});
-    return attend(qkv, o);
+    const Tensor y = ops.arena().alloc(qkv.dtype(), {qkv.dim(0), o.heads * o.head_dim});
+    attend(qkv, o, {&y, 1});
+    return y;
   }
   require(!o.gate.defined() || o.gate.dim(1) == o.heads, "attention over ranks: only gates of whole heads");
   const int ranks = sequence_.size(), me = sequence_.rank();
+  const int groups = landings.columns ? 1 : head_groups_;
   const std::int64_t d = o.head_dim, ratio = o.heads / o.kv_heads;
-  const std::vector<std::int64_t> counts = row_counts(sequence, sequence_);
   // Heads are dealt as kv heads with their query heads; a group has a part of every rank's.
-  const auto units = [&](int rank, int group) {
-    return group_of(o.kv_heads, ranks, rank, head_groups_, group);
+  const auto units = [&](int rank, int group) { return group_of(o.kv_heads, ranks, rank, groups, group); };
+  const auto qkv_columns = [&](const Share& kv) { return kv.count * (ratio + 2) * d; };
+  const auto trade = [&](const Landing& landing, const auto& columns_of) {
+    Trade t{&sequence_, row_counts(sequence, sequence_, all_.rank()), {}, qkv.dtype(), landing};
+    for (int r = 0; r < ranks; ++r) t.columns.push_back(columns_of(r));
+    return t;
   };
-  const auto width = [&](const Share& kv) { return kv.count * (ratio + 2) * d; };
 
-  std::vector<Departure> departures;
-  for (int g = 0; g < head_groups_; ++g) {
-    std::vector<std::int64_t> widths;
-    for (int r = 0; r < ranks; ++r)
-      widths.push_back(width(units(r, g)) + (o.gate.defined() ? units(r, g).count * ratio : 0));
-    departures.push_back(places_for(ops, sequence_, counts, widths, qkv.dtype()));
-  }
+  std::vector<ToColumns> leaving;
   std::vector<HeadPart> parts;
+  for (int g = 0; g < groups; ++g)
+    leaving.emplace_back(
+        ops, trade(landings.columns, [&](int r) {
+          const Share kv = units(r, g);
+          return Trade::Columns{0, qkv_columns(kv) + (o.gate.defined() ? kv.count * ratio : 0)};
+        }));
   for (int r = 0; r < ranks; ++r)
-    for (int g = 0; g < head_groups_; ++g) {
+    for (int g = 0; g < groups; ++g) {
       const Share kv = units(r, g);
       if (kv.count == 0) continue;
-      const Tensor& to = departures[static_cast<std::size_t>(g)].columns[static_cast<std::size_t>(r)];
-      parts.push_back({to.columns(0, width(kv)), kv.first, kv.count});
+      const Tensor to = leaving[static_cast<std::size_t>(g)].place(r);
+      parts.push_back({to.columns(0, qkv_columns(kv)), kv.first, kv.count});
       if (o.gate.defined() && to.dim(0) > 0)
-        ops.copy(to.columns(width(kv), kv.count * ratio), o.gate.columns(kv.first * ratio, kv.count * ratio));
+        ops.copy(to.columns(qkv_columns(kv), kv.count * ratio),
+                 o.gate.columns(kv.first * ratio, kv.count * ratio));
     }
   finish(qkv, parts);
   parts.clear();
-  std::vector<Trade> gone;
-  for (Departure& departure : departures) gone.push_back(depart(sequence_, counts, departure));
-  departures.clear();
+  for (ToColumns& group : leaving) group.depart();
 
-  std::vector<Returning> back;
-  for (int g = 0; g < head_groups_; ++g) {
-    const Tensor mine = gone[static_cast<std::size_t>(g)].wait();
+  std::vector<ToRows> back;
+  Tensor y;
+  for (int g = 0; g < groups; ++g) {
     const Share kv = units(me, g);
-    AttentionOptions own = o;
-    own.kv_heads = kv.count;
-    own.heads = kv.count * ratio;
-    if (o.gate.defined()) own.gate = mine.columns(width(kv), own.heads);
-    Tensor y = ops.arena().alloc(qkv.dtype(), {mine.dim(0), 0});
+    const Trade rows = trade(landings.rows, [&](int r) {
+      return Trade::Columns{units(r, g).first * ratio * d, units(r, g).count * ratio * d};
+    });
+    const Tensor mine = leaving[static_cast<std::size_t>(g)].arrive();
+    if (!y.defined()) y = place_for_rows(ops, rows, o.heads * d);
+    back.emplace_back(ops, rows, y);
     if (kv.count > 0) {
+      AttentionOptions own = o;
+      own.kv_heads = kv.count;
+      own.heads = kv.count * ratio;
+      if (o.gate.defined()) own.gate = mine.columns(qkv_columns(kv), own.heads);
       if (o.sinks.defined()) {
         own.sinks = ops.arena().alloc(DType::f32, {o.sinks.dim(0), own.heads});
         ops.copy(own.sinks, o.sinks.columns(kv.first * ratio, own.heads));
       }
-      y = attend(mine.columns(0, width(kv)), own);
+      attend(mine.columns(0, qkv_columns(kv)), own, back.back().places());
     }
-    gone[static_cast<std::size_t>(g)] = {nullptr, {}};
-    std::vector<std::int64_t> widths;
-    for (int r = 0; r < ranks; ++r) widths.push_back(units(r, g).count * ratio * d);
-    back.push_back(to_rows(ops, sequence_, counts, y, widths));
+    back.back().depart();
   }
-
-  const Tensor y = ops.arena().alloc(qkv.dtype(), {qkv.dim(0), o.heads * d});
-  for (int g = 0; g < head_groups_; ++g) {
-    Returning& part = back[static_cast<std::size_t>(g)];
-    part.transfer->wait();
-    for (int r = 0; r < ranks; ++r)
-      unpack(ops, part.parts[static_cast<std::size_t>(r)], y, units(r, g).first * ratio * d);
-    part = {};
-  }
+  leaving.clear();
+  for (ToRows& group : back) group.arrive();
   return y;
 }
 
-Trade Parallel::to_expert_heads(Ops& ops, const Segments& sequence, const Tensor& z,
-                                std::int64_t heads) const {
-  if (experts_.alone()) return {nullptr, z};
-  const std::int64_t d = z.dim(1) / heads;
-  const auto share = [&](int r) { return share_of(heads, experts_.size(), r); };
-  std::vector<std::int64_t> widths;
-  for (int r = 0; r < experts_.size(); ++r) widths.push_back(share(r).count * d);
-  const std::vector<std::int64_t> counts = row_counts(sequence, experts_);
-  const Departure departure = places_for(ops, experts_, counts, widths, z.dtype());
+Trade Parallel::expert_trade(const Segments& sequence, std::int64_t heads, std::int64_t width, DType dtype,
+                             const Landing& landing) const {
+  Trade t{&experts_, row_counts(sequence, experts_, all_.rank()), {}, dtype, landing};
   for (int r = 0; r < experts_.size(); ++r) {
-    const Tensor& to = departure.columns[static_cast<std::size_t>(r)];
-    if (to.numel() > 0)
-      ops.copy(to.columns(0, share(r).count * d), z.columns(share(r).first * d, share(r).count * d));
+    const Share own = share_of(heads, experts_.size(), r);
+    t.columns.push_back({own.first * width, own.count * width});
   }
-  Trade trade = depart(experts_, counts, departure);
-  if (!expert_overlap_) trade.wait();
-  return trade;
+  return t;
 }
 
-Tensor Parallel::to_own_rows(Ops& ops, const Segments& sequence, const Tensor& y, std::int64_t heads,
-                             std::int64_t width) const {
-  if (experts_.alone()) return y;
-  std::vector<std::int64_t> widths;
-  for (int r = 0; r < experts_.size(); ++r)
-    widths.push_back(share_of(heads, experts_.size(), r).count * width);
-  Returning back = to_rows(ops, experts_, row_counts(sequence, experts_), y, widths);
-  const Tensor own = ops.arena().alloc(y.dtype(), {rows(sequence).size(), heads * width});
-  back.transfer->wait();
-  for (int r = 0; r < experts_.size(); ++r)
-    unpack(ops, back.parts[static_cast<std::size_t>(r)], own,
-           share_of(heads, experts_.size(), r).first * width);
-  return own;
+Dispatch Parallel::to_expert_heads(Ops& ops, const Segments& sequence, const Landings& landings,
+                                   const Tensor& z, std::int64_t heads) const {
+  if (experts_.alone()) return Dispatch(z);
+  const Trade trade = expert_trade(sequence, heads, z.dim(1) / heads, z.dtype(), landings.expert_columns);
+  ToColumns leaving(ops, trade);
+  for (int r = 0; r < experts_.size(); ++r) {
+    const Tensor to = leaving.place(r);
+    const Trade::Columns c = trade.columns[static_cast<std::size_t>(r)];
+    if (to.numel() > 0) ops.copy(to, z.columns(c.first, c.count));
+  }
+  leaving.depart();
+  if (!expert_overlap_) leaving.arrive();
+  return Dispatch(std::move(leaving));
+}
+
+Tensor Parallel::from_expert_heads(Ops& ops, const Segments& sequence, const Landings& landings,
+                                   std::int64_t heads, std::int64_t width, DType dtype,
+                                   const ComputeRows& compute) const {
+  if (experts_.alone()) {
+    const Tensor y = ops.arena().alloc(dtype, {rows(sequence).size(), heads * width});
+    compute({&y, 1});
+    return y;
+  }
+  const Trade trade = expert_trade(sequence, heads, width, dtype, landings.expert_rows);
+  const Tensor y = place_for_rows(ops, trade, heads * width);
+  ToRows back(ops, trade, y);
+  if (trade.own_columns() > 0) compute(back.places());
+  back.depart();
+  back.arrive();
+  return y;
 }
 
 void Parallel::gather_rows(const Segments& sequence, const std::vector<Gathered>& tensors) const {

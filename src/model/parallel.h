@@ -9,13 +9,15 @@
 // depend on that row and its keys alone, so any degrees give the same bits.
 #pragma once
 
-#include <memory>
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "comm/group.h"
 #include "comm/world.h"
 #include "core/segments.h"
+#include "model/row_trade.h"
 #include "ops/ops.h"
 
 namespace magi {
@@ -42,19 +44,31 @@ inline constexpr double kExpertsShare = 0.6;
 /// Segments of the rows in `range`, counted from its first row and its first sample.
 Segments clip(const Segments& segments, RowRange range);
 
-/// Rows that were sent on their way to become columns, or the reverse.
-class Trade {
+/// The sizes of what a preview's layers exchange.
+struct ExchangeSizes {
+  std::int64_t heads = 0, kv_heads = 0, head_dim = 0;
+  bool gated = false;
+  std::int64_t moe_heads = 0, moe_width = 0;
+  DType dtype = DType::bf16;
+};
+
+/// Where the exchanges of a sequence end (see Landing).
+struct Landings {
+  Landing columns, rows;                ///< around attention
+  Landing expert_columns, expert_rows;  ///< around the routed experts
+};
+
+/// Rows for the experts: here, or on their way.
+class Dispatch {
  public:
-  Trade(std::unique_ptr<Exchange> transfer, Tensor result)
-      : transfer_(std::move(transfer)), result_(std::move(result)) {}
-  Tensor wait() {
-    if (transfer_) transfer_->wait();
-    return result_;
-  }
+  Dispatch() = default;
+  explicit Dispatch(Tensor here) : here_(std::move(here)) {}
+  explicit Dispatch(ToColumns trade) : trade_(std::move(trade)) {}
+  Tensor arrive() { return trade_ ? trade_->arrive() : here_; }
 
  private:
-  std::unique_ptr<Exchange> transfer_;
-  Tensor result_;
+  Tensor here_;
+  std::optional<ToColumns> trade_;
 };
 
 /// All ranks, for tensors where `ops` computes: MPI between CPUs, NCCL between GPUs.
@@ -86,19 +100,26 @@ class Parallel {
   /// MoE heads whose experts this rank has.
   Share expert_heads(std::int64_t heads) const { return share_of(heads, experts_.size(), experts_.rank()); }
 
+  /// Room for the exchanges of `sequence`, where the ranks' devices write to each other's memory; all ranks
+  /// ask together, and keep it for as long as they compute.
+  Landings open_landings(const Segments& sequence, const ExchangeSizes& sizes) const;
+
   /// Attention of whole samples: own rows of qkv, sinks and gate for all heads → own rows of all heads.
-  /// `finish` completes qkv (norm, rotary), at once where the heads leave from. `attend` gets all rows of
-  /// this half for some heads. Exchanges and computes head group by head group, so that one hides the other.
+  /// `finish` completes qkv (norm, rotary), at once where the heads are needed or leave from. `attend` gets
+  /// all rows of this half for some heads, and where its result goes (see Ops::attention_into). With
+  /// messages, exchanges and computes head group by head group, so that one may hide the other.
   using Finish = std::function<void(const Tensor& qkv, std::span<const HeadPart> parts)>;
-  using Attend = std::function<Tensor(const Tensor& qkv, const AttentionOptions&)>;
-  Tensor attention(Ops& ops, const Segments& sequence, const Tensor& qkv, const AttentionOptions& options,
-                   const Finish& finish, const Attend& attend) const;
+  using Attend = std::function<void(const Tensor& qkv, const AttentionOptions&, std::span<const Tensor> y)>;
+  Tensor attention(Ops& ops, const Segments& sequence, const Landings& landings, const Tensor& qkv,
+                   const AttentionOptions& options, const Finish& finish, const Attend& attend) const;
 
   /// z [own rows, heads·d] → [rows of the expert group, own heads·d].
-  Trade to_expert_heads(Ops& ops, const Segments& sequence, const Tensor& z, std::int64_t heads) const;
-  /// The reverse, into [own rows, heads·d].
-  Tensor to_own_rows(Ops& ops, const Segments& sequence, const Tensor& y, std::int64_t heads,
-                     std::int64_t width) const;
+  Dispatch to_expert_heads(Ops& ops, const Segments& sequence, const Landings& landings, const Tensor& z,
+                           std::int64_t heads) const;
+  /// The reverse, → [own rows, heads·width]: `compute` makes all rows of the own heads, if this rank has any.
+  using ComputeRows = std::function<void(std::span<const Tensor> y)>;
+  Tensor from_expert_heads(Ops& ops, const Segments& sequence, const Landings& landings, std::int64_t heads,
+                           std::int64_t width, DType dtype, const ComputeRows& compute) const;
 
   /// Tensors whose rows are rows `covers` of the sequence: the rows that this rank holds are filled in;
   /// afterwards all are.
@@ -108,18 +129,23 @@ class Parallel {
   };
   void gather_rows(const Segments& sequence, const std::vector<Gathered>& tensors) const;
 
-  /// Head groups an attention exchange is cut into: one travels while another is computed.
+  /// Whether ranks may write to each other's memory; otherwise messages carry everything.
+  void set_windows(bool windows) { windows_ = windows; }
+  /// Head groups a message exchange around attention is cut into: one travels while another is computed.
   void set_head_groups(int groups) { head_groups_ = groups; }
   /// Whether the shared experts run while rows travel to the routed ones. Measured: docs/ranks.md.
   void set_expert_overlap(bool overlap) { expert_overlap_ = overlap; }
 
  private:
-  std::vector<std::int64_t> row_counts(const Segments& sequence, const Group& group) const;
+  std::vector<std::int64_t> row_counts(const Segments& sequence, const Group& group, int member) const;
+  Trade expert_trade(const Segments& sequence, std::int64_t heads, std::int64_t width, DType dtype,
+                     const Landing& landing) const;
 
   Group all_, sequence_, experts_;
   Degrees degrees_;
   int head_groups_ = 1;
   bool expert_overlap_ = false;
+  bool windows_ = true;
 };
 
 }  // namespace magi

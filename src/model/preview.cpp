@@ -43,13 +43,12 @@ Tensor Preview::hidden_states(Ops& ops, const PackedSequence& sequence, const Se
 Tensor Preview::attention(Ops& ops, const PreviewLayer& layer, const Tensor& n,
                           const SequenceOnDevice& inputs, const Segments& sequence) const {
   const std::vector<RowRange> samples = parallel_.samples(sequence);
-  const auto whole_samples = [&](const Tensor& qkv, const AttentionOptions& options) {
-    return ops.attention(qkv, samples, options);
-  };
+  const auto whole_samples = [&](const Tensor& qkv, const AttentionOptions& options,
+                                 std::span<const Tensor> y) { ops.attention_into(qkv, samples, options, y); };
   const Tensor heads = attended_heads(
       ops, layer.attention, config_.attention, n, inputs.rope, inputs.segments,
       [&](const Tensor& qkv, const AttentionOptions& options, const FinishHeads& finish) {
-        return parallel_.attention(ops, sequence, qkv, options, finish, whole_samples);
+        return parallel_.attention(ops, sequence, inputs.landings, qkv, options, finish, whole_samples);
       });
   return ops.linear(heads, layer.attention.proj, inputs.segments, n.dtype());
 }
@@ -65,7 +64,8 @@ Tensor Preview::mlp(Ops& ops, const PreviewLayer& layer, Tensor n, const Sequenc
   const MoeWeights& w = *layer.moe;
 
   // The shared experts may run while the tokens are on their way to the routed ones.
-  Trade trade = parallel_.to_expert_heads(ops, sequence, ops.linear(n, w.split), config_.moe_heads);
+  Dispatch dispatch =
+      parallel_.to_expert_heads(ops, sequence, inputs.landings, ops.linear(n, w.split), config_.moe_heads);
   const Tensor shared = ops.linear(ops.linear(n, w.shared_up, Epilogue::swiglu7), w.shared_down);
   {
     const Tensor inner = ops.linear(n, w.modality_up, segments, dtype, Epilogue::swiglu7);
@@ -73,15 +73,17 @@ Tensor Preview::mlp(Ops& ops, const PreviewLayer& layer, Tensor n, const Sequenc
   }
   n = {};
 
-  Tensor y = trade.wait();
-  trade = {nullptr, {}};
-  if (w.experts.heads > 0) {
+  Tensor z = dispatch.arrive();
+  dispatch = {};
+  const auto routed = [&](std::span<const Tensor> y) {
     const Routing routing =
-        ops.route(y, w.router_gate, w.router_bias, w.experts.heads, config_.top_k, config_.route_scale);
+        ops.route(z, w.router_gate, w.router_bias, w.experts.heads, config_.top_k, config_.route_scale);
     if (probe) probe("routing_index", routing.index), probe("routing_weight", routing.weight);
-    y = ops.experts(y, routing, w.experts);
-  }
-  y = parallel_.to_own_rows(ops, sequence, y, config_.moe_heads, config_.moe_width / config_.moe_heads);
+    ops.experts_into(z, routing, w.experts, y);
+    z = {};
+  };
+  const Tensor y = parallel_.from_expert_heads(ops, sequence, inputs.landings, config_.moe_heads,
+                                               config_.moe_width / config_.moe_heads, dtype, routed);
   ops.linear_add(shared, y, w.merge, segments);
   return shared;
 }
@@ -90,6 +92,10 @@ PreviewRun::PreviewRun(Ops& ops, const Preview& model, PackedSequence sequence, 
     : ops_(ops), model_(model), sequence_(std::move(sequence)), dtype_(dtype) {
   inputs_ = upload_sequence(ops, sequence_, model.parallel().rows(sequence_.segments),
                             model.adapters().rotary_bands);
+  const PreviewConfig& c = model.config();
+  inputs_.landings = model.parallel().open_landings(
+      sequence_.segments, {c.attention.heads, c.attention.kv_heads, c.attention.head_dim, c.gated_attention,
+                           c.moe_layers.empty() ? 0 : c.moe_heads, c.moe_width, dtype});
 }
 
 std::vector<Velocity> PreviewRun::velocity(const Tensor& latent, const Tensor& audio, double timestep,

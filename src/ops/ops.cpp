@@ -47,6 +47,22 @@ void check_attention_result(std::string_view op, const Tensor& y, std::int64_t r
   checks::work_dtype(op, "y", y);
 }
 
+/// A result of so many rows, spread over tensors.
+void check_row_parts(std::string_view op, std::span<const Tensor> y, std::int64_t rows, std::int64_t columns,
+                     DType dtype) {
+  require(!y.empty() && y.size() <= kRowParts, "{}: {} tensors for the result, expected 1 to {}", op,
+          y.size(), kRowParts);
+  std::int64_t there = 0;
+  for (const Tensor& part : y) {
+    checks::tensor(op, "y", part, {-1, columns});
+    checks::dtype(op, "y", part, {dtype});
+    require(part.pitch() == y[0].pitch(), "{}: results with row pitches {} and {}", op, y[0].pitch(),
+            part.pitch());
+    there += part.dim(0);
+  }
+  require(there == rows, "{}: {} rows for the result of {}", op, there, rows);
+}
+
 void check_coefficients(std::string_view op, const MhcCoefficients& c, DType dtype, std::int64_t n,
                         std::int64_t s) {
   checks::tensor(op, "h_pre", c.pre, {n, s}, true);
@@ -319,6 +335,13 @@ void Ops::copy_heads(const Tensor& qkv, std::int64_t heads, std::int64_t kv_head
 }
 
 Tensor Ops::attention(const Tensor& qkv, std::span<const RowRange> samples, const AttentionOptions& options) {
+  const Tensor y = arena().alloc(qkv.dtype(), {qkv.dim(0), options.heads * options.head_dim});
+  attention_into(qkv, samples, options, {&y, 1});
+  return y;
+}
+
+void Ops::attention_into(const Tensor& qkv, std::span<const RowRange> samples,
+                         const AttentionOptions& options, std::span<const Tensor> y) {
   check_attention("attention", qkv.dim(0), options);
   checks::tensor("attention", "qkv", qkv, {-1, (options.heads + 2 * options.kv_heads) * options.head_dim});
   checks::work_dtype("attention", "qkv", qkv);
@@ -331,11 +354,11 @@ Tensor Ops::attention(const Tensor& qkv, std::span<const RowRange> samples, cons
     pairs += static_cast<double>(r.size()) * static_cast<double>(r.size()) * (options.causal ? 0.5 : 1.0);
   }
   require(next == qkv.dim(0), "attention: samples hold {} rows, qkv {}", next, qkv.dim(0));
-  Tensor y = arena().alloc(qkv.dtype(), {qkv.dim(0), options.heads * options.head_dim});
-  run({"attention", 4.0 * pairs * static_cast<double>(options.heads * options.head_dim),
-       checks::bytes({&qkv, &y})},
+  check_row_parts("attention", y, qkv.dim(0), options.heads * options.head_dim, qkv.dtype());
+  const double width = static_cast<double>(options.heads * options.head_dim);
+  const double written = static_cast<double>(qkv.dim(0)) * width * static_cast<double>(size_of(qkv.dtype()));
+  run({"attention", 4.0 * pairs * width, checks::bytes({&qkv}) + written},
       [&] { do_attention(qkv, samples, options, y); });
-  return y;
 }
 
 void Ops::window_attention(const Tensor& q, const Tensor& kv, const WindowOptions& window,
@@ -429,18 +452,24 @@ ExpertWeight Ops::upload_experts(ExpertWeight host) {
 }
 
 Tensor Ops::experts(const Tensor& z, const Routing& routing, const ExpertWeight& w) {
+  const Tensor y = arena().alloc(z.dtype(), z.shape());
+  experts_into(z, routing, w, {&y, 1});
+  return y;
+}
+
+void Ops::experts_into(const Tensor& z, const Routing& routing, const ExpertWeight& w,
+                       std::span<const Tensor> y) {
   checks::tensor("experts", "z", z, {-1, w.heads * w.dim});
   checks::dtype("experts", "z", z, {w.dtype});
   checks::tensor("experts", "routing index", routing.index, {z.dim(0), w.heads, -1}, true);
   checks::dtype("experts", "routing index", routing.index, {DType::i32});
   checks::f32("experts", "routing weight", routing.weight, routing.index.shape());
-  Tensor y = arena().alloc(z.dtype(), z.shape());
+  check_row_parts("experts", y, z.dim(0), z.dim(1), z.dtype());
   const double flops =
       6.0 * static_cast<double>(routing.index.numel()) * static_cast<double>(w.dim * w.hidden);
   run(
-      {"experts", flops, checks::bytes({&z, &w.gate, &w.up, &w.down, &w.nvfp4, &y})},
+      {"experts", flops, checks::bytes({&z, &w.gate, &w.up, &w.down, &w.nvfp4, &z})},
       [&] { do_experts(z, routing, w, y); }, experts_scratch(z, routing, w));
-  return y;
 }
 
 }  // namespace magi

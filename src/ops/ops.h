@@ -109,6 +109,9 @@ struct AttentionOptions {
   Tensor gate;          ///< logits; output × σ(gate): [N, heads] or [N, heads·head_dim], or undefined
 };
 
+/// Tensors that a result's rows may be spread over.
+inline constexpr std::size_t kRowParts = 64;
+
 /// Where some kv heads go with their query heads: q | k | v, side by side.
 struct HeadPart {
   Tensor to;  ///< [N, (query heads + 2·count)·head_dim], maybe columns of a larger matrix
@@ -264,6 +267,10 @@ class Ops {
   /// softmax(q·kᵀ·scale)·v within each sample; qkv as above → [N, heads·head_dim]. Query head h uses kv head
   /// ⌊h·kv_heads/heads⌋. Sinks and gate as in AttentionOptions.
   Tensor attention(const Tensor& qkv, std::span<const RowRange> samples, const AttentionOptions& options);
+  /// The same into y, which takes the rows in order, one tensor after another: [n_i, heads·head_dim] each,
+  /// with one pitch. At most kRowParts tensors.
+  void attention_into(const Tensor& qkv, std::span<const RowRange> samples, const AttentionOptions& options,
+                      std::span<const Tensor> y);
 
   /// The refiner's windows (window.h): q [n, heads·head_dim], the rows of `window.blocks`; kv [m, 2·kv_heads·
   /// head_dim], k heads then v heads, of the video rows `window.keys`, then of every audio and text row. A
@@ -289,6 +296,9 @@ class Ops {
                 std::int64_t top_k, float scale);
   /// Σ over the chosen experts of weight·E(z), f32 in the order of choice, → [N, H·d] in z's dtype.
   Tensor experts(const Tensor& z, const Routing& routing, const ExpertWeight& w);
+  /// The same into y, which takes the rows as attention_into's does: [n_i, H·d] each.
+  void experts_into(const Tensor& z, const Routing& routing, const ExpertWeight& w,
+                    std::span<const Tensor> y);
 
   // -- text encoder (Gated DeltaNet)
 
@@ -359,7 +369,7 @@ class Ops {
   void copy_heads(const Tensor& qkv, std::int64_t heads, std::int64_t kv_heads,
                   std::span<const HeadPart> parts);
   virtual void do_attention(const Tensor& qkv, std::span<const RowRange> samples,
-                            const AttentionOptions& options, Tensor& y) = 0;
+                            const AttentionOptions& options, std::span<const Tensor> y) = 0;
   virtual void do_window_attention(const Tensor& q, const Tensor& kv, const WindowOptions& window,
                                    const AttentionOptions& options, Tensor& y) = 0;
   virtual void do_attention_partials(const Tensor& q, const Tensor& kv, std::span<const RowRange> parts,
@@ -368,7 +378,8 @@ class Ops {
                                   Tensor& y) = 0;
   virtual void do_route(const Tensor& z, const Tensor& gate, const Tensor& bias, std::int64_t heads,
                         std::int64_t top_k, float scale, Routing& routing) = 0;
-  virtual void do_experts(const Tensor& z, const Routing& routing, const ExpertWeight& w, Tensor& y) = 0;
+  virtual void do_experts(const Tensor& z, const Routing& routing, const ExpertWeight& w,
+                          std::span<const Tensor> y) = 0;
   virtual void do_causal_conv_silu(const Tensor& x, const Tensor& weight, Tensor& y) = 0;
   virtual void do_gated_delta_rule(const Tensor& qkv, const Tensor& decay_input, const Tensor& beta_input,
                                    const Tensor& a_log, const Tensor& dt_bias, std::int64_t key_heads,

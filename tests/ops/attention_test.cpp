@@ -320,6 +320,21 @@ TEST_P(AttentionTest, WindowsOfAnyShareOfTheBlocksHaveTheSameBytes) {
   }
 }
 
+TEST_P(AttentionTest, ResultsMayBeSpreadOverTensors) {
+  const AttentionOptions o{3, 1, 16, 0, false, {}, random_tensor(dtype(), {150, 3}, 1)};
+  const Tensor qkv = random_qkv(150, o, 2);
+  const std::vector<RowRange> samples{{0, 90}, {90, 150}};
+  const Tensor whole = ops_->attention(qkv, samples, o);
+  std::vector<Tensor> parts;
+  for (const std::int64_t rows : {7, 0, 93, 50}) parts.push_back(random({rows, 60}, 3).columns(4, 48));
+  ops_->attention_into(qkv, samples, o, parts);
+  EXPECT_TRUE(same_bytes(parts[0], whole.rows(0, 7)));
+  EXPECT_TRUE(same_bytes(parts[2], whole.rows(7, 93)));
+  EXPECT_TRUE(same_bytes(parts[3], whole.rows(100, 50)));
+  parts.pop_back();
+  EXPECT_THROW(ops_->attention_into(qkv, samples, o, parts), Error);
+}
+
 TEST_P(AttentionTest, PartialResultsOfOtherQueriesDoNotShow) {
   AttentionOptions o{2, 1, 16, 0, false, {}, {}};
   const Tensor q = random({70, 32}, 1, 1.5f), kv = random({900, 32}, 2, 1.5f);

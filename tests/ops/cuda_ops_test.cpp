@@ -366,6 +366,40 @@ TEST_P(CudaOpsTest, Attention) {
   }
 }
 
+/// On several matrices' rows, as on other GPUs; of each kernel.
+TEST_P(CudaOpsTest, ResultsSpreadOverTensors) {
+  constexpr std::int64_t kRows = 203;
+  const std::int64_t sizes[] = {7, 0, 120, 76};
+  for (const int dim : {128, 64, 24}) {
+    const Tensor qkv = random({kRows, 4 * dim}), gate = random({kRows, 2}), space = random({kRows, 3 * dim});
+    const std::vector<RowRange> samples{{0, 130}, {130, kRows}};
+    const auto attend = [&](bool spread) {
+      return [&, spread](Ops& ops, const Put& put) -> std::vector<Tensor> {
+        AttentionOptions o;
+        o.heads = 2;
+        o.kv_heads = 1;
+        o.head_dim = dim;
+        o.gate = put(gate);
+        std::vector<Tensor> y;
+        for (const std::int64_t rows : sizes) y.push_back(put(space).rows(0, rows).columns(dim, 2 * dim));
+        if (spread) {
+          ops.attention_into(put(qkv), samples, o, y);
+          return y;
+        }
+        const Tensor whole = ops.attention(put(qkv), samples, o);
+        std::int64_t row = 0;
+        for (Tensor& part : y) {
+          part = whole.rows(row, part.dim(0));
+          row += part.dim(0);
+        }
+        return y;
+      };
+    };
+    const auto spread = on_gpu(attend(true)), whole = on_gpu(attend(false));
+    for (std::size_t i = 0; i < whole.size(); ++i) EXPECT_TRUE(same_bytes(spread[i], whole[i])) << dim;
+  }
+}
+
 TEST_P(CudaOpsTest, WindowAttention) {
   for (const int dim : {128, 64, 16}) {
     const auto window = WindowOptions::whole({5, 6, 7}, {2, 2, 3}, {1, 1, 1});

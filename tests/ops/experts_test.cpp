@@ -159,6 +159,20 @@ TEST_P(ExpertsTest, FourBitWeightsEqualTheirNumbersBitForBit) {
   }
 }
 
+TEST_P(ExpertsTest, ResultsMayBeSpreadOverTensors) {
+  const Sizes s{90, 2, 5, 24, 40, 3};
+  const Weights w = random_experts(dtype(), s);
+  const ExpertWeight packed = ops_->pack_experts(w.gate, w.up, w.down, s.heads, dtype());
+  const Tensor z = random({s.rows, s.heads * s.dim}, 1);
+  const Routing routing = skewed_routing(s, 2);
+  const Tensor whole = ops_->experts(z, routing, packed);
+  std::vector<Tensor> parts;
+  for (const std::int64_t rows : {31, 0, 59}) parts.push_back(random({rows, 60}, 3).columns(8, 48));
+  ops_->experts_into(z, routing, packed, parts);
+  EXPECT_TRUE(same_bytes(parts[0], whole.rows(0, 31)));
+  EXPECT_TRUE(same_bytes(parts[2], whole.rows(31, 59)));
+}
+
 TEST_P(ExpertsTest, NoRowsGiveNoRows) {
   const Sizes s{0, 2, 3, 16, 32, 2};
   const Weights w = random_experts(dtype(), s);

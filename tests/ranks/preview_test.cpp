@@ -68,9 +68,10 @@ TEST_P(GoldenPreview, SameBitsWithAnyDegrees) {
   const Latents alone = Problem(*ops, c, dtype, {}).sample(2);
   for (const Degrees& degrees : possible_degrees(world().size())) {
     const std::string label = fmt::format("{} sp {} cfg {} ep {}", name, degrees.sp, degrees.cfg, degrees.ep);
-    for (const int groups : {1, 2}) {
+    for (const int groups : {0, 1, 2}) {  // of messages; 0: windows, where there are any
       Parallel parallel(all, degrees);
-      parallel.set_head_groups(groups);
+      parallel.set_windows(groups == 0);
+      parallel.set_head_groups(std::max(groups, 1));
       const Latents together = Problem(*ops, c, dtype, parallel).sample(2);
       EXPECT_TRUE(same_bytes(together.video, alone.video)) << label;
       EXPECT_TRUE(same_bytes(together.audio, alone.audio)) << label;
@@ -86,6 +87,50 @@ INSTANTIATE_TEST_SUITE_P(Ranks, GoldenPreview,
                            return std::get<0>(info.param) +
                                   (std::get<1>(info.param) == DType::f32 ? "_f32" : "_bf16");
                          });
+
+TEST(Windows, WhatRanksWriteIsThereAfterTheArrival) {
+  Arena arena = rank_arena(std::size_t{1} << 26);
+  const auto ops = make_ops(arena);
+  const Group all = data_group(world(), *ops);
+  const int n = all.size(), me = all.rank();
+  constexpr std::int64_t kCount = 5000;
+  const auto bytes = static_cast<std::size_t>(n) * kCount * sizeof(float);
+  std::shared_ptr<Window> window = all.open_window(bytes);
+  if (!window) {
+    EXPECT_TRUE(n == 1 || tests_on_cuda()) << "processes of one machine share memory";
+    GTEST_SKIP() << "these ranks do not write to each other's memory";
+  }
+  const auto row = [&](int on, int from) {  // of rank `from`, in the piece of rank `on`
+    std::byte* const at = all.on(*window, on) + static_cast<std::size_t>(from) * kCount * sizeof(float);
+    return Tensor::view(at, DType::f32, {1, kCount}, window, window->device());
+  };
+  const auto value = [](int round, int from, int to) {
+    return static_cast<float>(100 * round + 10 * from + to);
+  };
+  for (int round = 0; round < 20; ++round) {
+    for (int r = 0; r < n; ++r) {
+      const Tensor message = Tensor::empty(DType::f32, {1, kCount});
+      std::ranges::fill(Tensor(message).values<float>(), value(round, me, r));
+      ops->copy(row(r, me), ops->upload(message));
+    }
+    all.start_arrival(window, 4 * kCount * (n - 1), 4 * kCount * (n - 1), "test")->wait();
+    for (int r = 0; r < n; ++r) {
+      const Tensor got = ops->download(row(me, r));
+      EXPECT_TRUE(std::ranges::all_of(got.values<float>(), [&](float v) { return v == value(round, r, me); }))
+          << "round " << round << ", from rank " << r;
+    }
+    all.start_arrival(window, 0, 0, "test")->wait();
+  }
+  EXPECT_EQ(all.transport().traffic().at("test of " + all.name()).bytes_sent,
+            20 * (4 * kCount + 32) * (n - 1));
+
+  std::byte* const before = window->on(me);
+  const std::shared_ptr<Window> other = all.open_window(bytes);
+  EXPECT_NE(other->on(me), before) << "one window for two";
+  window = nullptr;
+  EXPECT_EQ(all.open_window(bytes)->on(me), before) << "let go, and not lent again";
+  EXPECT_GE(all.open_window(2 * bytes)->bytes(), 2 * bytes);
+}
 
 TEST(Degrees, DefaultsAndErrors) {
   EXPECT_EQ(choose_degrees(1, {0, 0, 0}), (Degrees{1, 1, 1}));

@@ -10,6 +10,7 @@
 
 #include "ops/cpu/attention_plan.h"
 #include "ops/cpu/gemm.h"
+#include "ops/cpu/rows.h"
 #include "ops/cpu/softmax.h"
 
 namespace magi {
@@ -30,9 +31,10 @@ const std::byte* at(const Tensor& t, std::int64_t row, std::int64_t column) {
 
 class Attention {
  public:
-  /// y: finished rows [n, heads·head_dim], or partial ones [n, parts, heads, head_dim + 2].
+  /// y: finished rows [n, heads·head_dim], one tensor after another; or one tensor of partial ones [n, parts,
+  /// heads, head_dim + 2].
   Attention(const Tensor& q, const Tensor& kv, const AttentionPlan& plan, const AttentionOptions& options,
-            Tensor& y)
+            std::span<const Tensor> y)
       : q_(q),
         kv_(kv),
         plan_(plan),
@@ -168,15 +170,16 @@ class Attention {
         first_chunk = false;
       }
     }
-    y_.rank() == 4 ? store_partly(head, tile, thread) : store(head, tile, thread);
+    y_[0].rank() == 4 ? store_partly(head, tile, thread) : store(head, tile, thread);
   }
 
   void store_partly(std::int64_t head, const AttentionPlan::QueryTile& tile, Thread& thread) {
     const std::int64_t dim = options_.head_dim;
+    Tensor partials = y_[0];
     for (std::int64_t r = 0; r < tile.rows; ++r) {
       const float* sum = thread.sum.data<float>() + r * depth_;
-      float* to =
-          y_.data<float>() + (((tile.first + r) * y_.dim(1) + tile.part) * options_.heads + head) * (dim + 2);
+      const std::int64_t item = (tile.first + r) * partials.dim(1) + tile.part;
+      float* to = partials.data<float>() + (item * options_.heads + head) * (dim + 2);
       std::copy(sum, sum + dim, to);
       to[dim] = thread.rows.highest(r);
       to[dim + 1] = thread.rows.total(r);
@@ -191,7 +194,10 @@ class Attention {
       const void* gate = options_.gate.defined() ? at(options_.gate, tile.first + r, gate_column) : nullptr;
       const AttentionRow row{thread.sum.data<float>() + r * depth_,     options_.head_dim, factor, gate,
                              gate ? options_.gate.dtype() : DType::f32, gate_per_head};
-      store_row(row, const_cast<std::byte*>(at(y_, tile.first + r, head * options_.head_dim)), y_.dtype());
+      const std::int64_t column = head * options_.head_dim;
+      with_type(q_.dtype(), [&]<typename T>(T) {
+        store_row(row, element_of<T>(y_, tile.first + r, column), q_.dtype());
+      });
     }
   }
 
@@ -199,7 +205,7 @@ class Attention {
   const Tensor& kv_;
   const AttentionPlan& plan_;
   const AttentionOptions& options_;
-  Tensor& y_;
+  std::span<const Tensor> y_;
   std::int64_t depth_;  ///< head_dim, padded
   float scale_ = 0;     ///< of scores, to base 2
   std::vector<float> sinks_;
@@ -211,13 +217,13 @@ class Attention {
 }  // namespace
 
 void attend(const Tensor& q, const Tensor& kv, const AttentionPlan& plan, const AttentionOptions& options,
-            Tensor& y) {
+            std::span<const Tensor> y) {
   Attention(q, kv, plan, options, y).run();
 }
 
 void attend_partly(const Tensor& q, const Tensor& kv, const AttentionPlan& plan,
                    const AttentionOptions& options, Tensor& partials) {
-  Attention(q, kv, plan, options, partials).run();
+  Attention(q, kv, plan, options, {&partials, 1}).run();
 }
 
 }  // namespace magi

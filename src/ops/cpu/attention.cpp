@@ -44,7 +44,7 @@ AttentionPlan plan_samples(std::span<const RowRange> samples, bool causal, std::
 }
 
 void CpuOps::do_attention(const Tensor& qkv, std::span<const RowRange> samples,
-                          const AttentionOptions& options, Tensor& y) {
+                          const AttentionOptions& options, std::span<const Tensor> y) {
   const std::int64_t q_size = options.heads * options.head_dim;
   attend(qkv.columns(0, q_size), qkv.columns(q_size, qkv.dim(1) - q_size),
          plan_samples(samples, options.causal, options.head_dim), options, y);

@@ -46,9 +46,9 @@ AttentionPlan plan_samples(std::span<const RowRange> samples, bool causal, std::
 AttentionPlan plan_window(const WindowOptions& window, std::int64_t key_rows, std::int64_t head_dim);
 
 /// y [n, heads·head_dim] = attention by the plan of q [n, heads·head_dim] over kv [m, 2·kv_heads·head_dim];
-/// sinks and gate as the options say.
+/// sinks and gate as the options say. y takes its rows in order, one tensor after another.
 void attend(const Tensor& q, const Tensor& kv, const AttentionPlan& plan, const AttentionOptions& options,
-            Tensor& y);
+            std::span<const Tensor> y);
 /// The same, to partial results; see Ops::attention_partials.
 void attend_partly(const Tensor& q, const Tensor& kv, const AttentionPlan& plan,
                    const AttentionOptions& options, Tensor& partials);

@@ -10,6 +10,7 @@
 
 #include "ops/cpu/cpu_ops.h"
 #include "ops/cpu/gemm.h"
+#include "ops/cpu/rows.h"
 #include "ops/cpu/vector_math.h"
 #include "ops/nvfp4.h"
 
@@ -108,7 +109,7 @@ MAGI2_SIMD void combine_bf16(const float* r, const float* w, std::int64_t k, std
 
 class Experts {
  public:
-  Experts(const Tensor& z, const Routing& routing, const ExpertWeight& w, Tensor& y)
+  Experts(const Tensor& z, const Routing& routing, const ExpertWeight& w, std::span<const Tensor> y)
       : z_(z),
         routing_(routing),
         w_(w),
@@ -263,18 +264,18 @@ class Experts {
 
   void combine_row(std::int64_t row, std::int64_t head, const float* results) {
     const float* weights = routing_.weight.data<float>() + (row * w_.heads + head) * top_k_;
-    const std::int64_t offset = row * y_.pitch() + head * w_.dim;
-    if (y_.dtype() == DType::f32) {
-      combine_f32(results, weights, top_k_, w_.dim, y_.data<float>() + offset);
+    const std::int64_t column = head * w_.dim;
+    if (z_.dtype() == DType::f32) {
+      combine_f32(results, weights, top_k_, w_.dim, element_of<float>(y_, row, column));
     } else {
-      combine_bf16(results, weights, top_k_, w_.dim, y_.data<bf16>() + offset);
+      combine_bf16(results, weights, top_k_, w_.dim, element_of<bf16>(y_, row, column));
     }
   }
 
   const Tensor& z_;
   const Routing& routing_;
   const ExpertWeight& w_;
-  Tensor& y_;
+  std::span<const Tensor> y_;
   std::int64_t top_k_;
   ColumnTiles in_, out_;
   Tensor results_;  ///< [heads of the batch, panel rows · top_k · dim] f32
@@ -282,7 +283,8 @@ class Experts {
 
 }  // namespace
 
-void CpuOps::do_experts(const Tensor& z, const Routing& routing, const ExpertWeight& w, Tensor& y) {
+void CpuOps::do_experts(const Tensor& z, const Routing& routing, const ExpertWeight& w,
+                        std::span<const Tensor> y) {
   Experts(z, routing, w, y).run();
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "core/segments.h"
@@ -34,6 +35,14 @@ void parallel_pieces(std::int64_t n, const Body& body) {
   constexpr std::int64_t kPiece = 1 << 14;
   parallel_for((n + kPiece - 1) / kPiece,
                [&](std::int64_t i) { body(i * kPiece, std::min(kPiece, n - i * kPiece)); });
+}
+
+/// Element [row, column] of a result that takes its rows one tensor after another.
+template <typename T>
+T* element_of(std::span<const Tensor> y, std::int64_t row, std::int64_t column) {
+  auto part = y.begin();
+  for (; row >= part->dim(0); ++part) row -= part->dim(0);
+  return Tensor(*part).data<T>() + row * part->pitch() + column;
 }
 
 /// The weight group of each row: its modality where there are three groups, else 0.

@@ -57,7 +57,7 @@ AttentionPlan plan_window(const WindowOptions& window, std::int64_t key_rows, st
 
 void CpuOps::do_window_attention(const Tensor& q, const Tensor& kv, const WindowOptions& window,
                                  const AttentionOptions& options, Tensor& y) {
-  attend(q, kv, plan_window(window, kv.dim(0), options.head_dim), options, y);
+  attend(q, kv, plan_window(window, kv.dim(0), options.head_dim), options, {&y, 1});
 }
 
 void CpuOps::do_attention_partials(const Tensor& q, const Tensor& kv, std::span<const RowRange> parts,

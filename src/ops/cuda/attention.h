@@ -8,6 +8,7 @@
 #include <span>
 
 #include "core/segments.h"
+#include "ops/cuda/later_rows.h"
 
 namespace magi {
 struct WindowOptions;
@@ -25,6 +26,7 @@ struct AttentionArgs {
   std::int64_t kv_pitch = 0;   ///< elements
   void* out = nullptr;         ///< [n, heads·head_dim], of q's dtype
   std::int64_t out_pitch = 0;  ///< elements
+  LaterRows later;             ///< of the result, with the same pitch
   bool is_bf16 = true;         ///< else f32
   std::int64_t heads = 0;      ///< a multiple of kv_heads
   std::int64_t kv_heads = 0;
@@ -39,6 +41,9 @@ struct AttentionArgs {
   bool gate_is_bf16 = false;    ///< else f32
   bool gate_channels = false;
 };
+
+/// Whether every part of the result begins at a multiple of `bytes`.
+bool results_aligned(const AttentionArgs& args, std::uintptr_t bytes);
 
 /// Enqueues the fastest kernel that takes the arguments. Throws Error where none does or the launch fails.
 void attention(const AttentionArgs& args, cudaStream_t stream);

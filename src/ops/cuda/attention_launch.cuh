@@ -23,6 +23,7 @@ inline AttentionParams attention_params(const AttentionArgs& args) {
   params.kv_pitch = args.kv_pitch;
   params.out = args.out;
   params.out_pitch = args.out_pitch;
+  params.later = args.later;
   params.sinks = args.n_sink > 0 ? args.sinks : nullptr;
   params.n_sink = static_cast<int>(args.n_sink);
   params.gate = args.gate;

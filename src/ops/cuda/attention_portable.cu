@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(32 * kPlainRows) plain_kernel(const __grid_con
     return;
   }
   const float factor = attention_row_factor(p, packed_row, tile.head, top, sum);
-  T* to = static_cast<T*>(p.out) + packed_row * p.out_pitch + tile.head * dim;
+  T* to = attention_result<T>(p, packed_row) + tile.head * dim;
 #pragma unroll
   for (int i = 0; i < kPlainMaxDim / 32; ++i) {
     const int d = lane + 32 * i;
@@ -294,7 +294,7 @@ bool tensor_cores_take(const AttentionArgs& args) {
   };
   return args.is_bf16 && (args.head_dim == 64 || args.head_dim == 128 || args.head_dim == 256) &&
          args.q_pitch % 8 == 0 && aligned(args.q, 16) && args.kv_pitch % 8 == 0 && aligned(args.kv, 16) &&
-         args.out_pitch % 2 == 0 && aligned(args.out, 4);
+         args.out_pitch % 2 == 0 && results_aligned(args, 4);
 }
 
 /// Calls `launch` with the kernel that walks so and takes these arguments.

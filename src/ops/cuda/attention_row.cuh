@@ -140,8 +140,7 @@ __device__ __forceinline__ void attention_store(const AttentionParams& p, const 
     const std::int64_t packed_row = tile.sample->first + row;
     const float factor = attention_row_factor(p, packed_row, tile.head, state.max[r], sum);
     const int column = tile.head * kDim + 2 * (lane % 4);
-    auto* to = reinterpret_cast<std::uint32_t*>(static_cast<__nv_bfloat16*>(p.out) +
-                                                packed_row * p.out_pitch + column);
+    auto* to = reinterpret_cast<std::uint32_t*>(attention_result<__nv_bfloat16>(p, packed_row) + column);
 #pragma unroll
     for (int j = 0; j < kCount / 4; ++j) {
       float x = o[4 * j + 2 * r] * factor, y = o[4 * j + 2 * r + 1] * factor;

@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "ops/cuda/attention.h"
+
 namespace magi::cuda {
 
 inline constexpr int kAttentionSamples = 8;  ///< a launch
@@ -64,6 +66,7 @@ struct AttentionParams {
   std::int64_t kv_pitch;
   void* out;
   std::int64_t out_pitch;
+  LaterRows later;
   const float* sinks;
   const void* gate;
   std::int64_t gate_pitch;
@@ -77,6 +80,12 @@ struct AttentionParams {
   std::int32_t tiles;  ///< Σ heads·tiles
   float scale_log2;    ///< scale·log2(e)
 };
+
+/// Where a row of the result begins.
+template <typename T>
+__device__ __forceinline__ T* attention_result(const AttentionParams& p, std::int64_t row) {
+  return static_cast<T*>(p.later.base_of(row, p.out)) + row * p.out_pitch;
+}
 
 /// A block's piece of work: a tile of query rows of one head.
 struct AttentionTile {

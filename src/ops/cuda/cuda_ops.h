@@ -65,7 +65,7 @@ class CudaOps final : public Ops {
                        const NormWeight& k_norm, const Tensor& rope, const Segments& segments,
                        std::span<const HeadPart> parts) override;
   void do_attention(const Tensor& qkv, std::span<const RowRange> samples, const AttentionOptions& options,
-                    Tensor& y) override;
+                    std::span<const Tensor> y) override;
   void do_window_attention(const Tensor& q, const Tensor& kv, const WindowOptions& window,
                            const AttentionOptions& options, Tensor& y) override;
   void do_attention_partials(const Tensor& q, const Tensor& kv, std::span<const RowRange> parts,
@@ -74,7 +74,8 @@ class CudaOps final : public Ops {
                           Tensor& y) override;
   void do_route(const Tensor& z, const Tensor& gate, const Tensor& bias, std::int64_t heads,
                 std::int64_t top_k, float scale, Routing& routing) override;
-  void do_experts(const Tensor& z, const Routing& routing, const ExpertWeight& w, Tensor& y) override;
+  void do_experts(const Tensor& z, const Routing& routing, const ExpertWeight& w,
+                  std::span<const Tensor> y) override;
   void do_causal_conv_silu(const Tensor& x, const Tensor& weight, Tensor& y) override;
   void do_gated_delta_rule(const Tensor& qkv, const Tensor& decay_input, const Tensor& beta_input,
                            const Tensor& a_log, const Tensor& dt_bias, std::int64_t key_heads,

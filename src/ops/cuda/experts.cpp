@@ -113,7 +113,8 @@ std::int64_t CudaOps::experts_scratch(const Tensor& z, const Routing& routing, c
   return ExpertScratch(shape_of(z, w.heads, w.experts, w.hidden, routing.index.dim(2)), z.dtype()).bytes;
 }
 
-void CudaOps::do_experts(const Tensor& z, const Routing& routing, const ExpertWeight& w, Tensor& y) {
+void CudaOps::do_experts(const Tensor& z, const Routing& routing, const ExpertWeight& w,
+                         std::span<const Tensor> y) {
   if (z.dim(0) == 0) return;
   const MoeShape shape = shape_of(z, w.heads, w.experts, w.hidden, routing.index.dim(2));
   const bool on_hopper = aligned_for_hopper(z) && cuda::moe_sm90_takes(shape);
@@ -144,8 +145,8 @@ void CudaOps::do_experts(const Tensor& z, const Routing& routing, const ExpertWe
       cuda::run_experts_portable(z.raw(), z.pitch(), z.dtype(), weights, sorted, expanded, first, count,
                                  shape, stream());
     }
-    cuda::combine_experts(expanded, routing.weight.data<float>(), y.raw(), y.pitch(), z.dtype(), first, count,
-                          shape, stream());
+    cuda::combine_experts(expanded, routing.weight.data<float>(), Tensor(y[0]).raw(), y[0].pitch(),
+                          cuda::later_rows(y), z.dtype(), first, count, shape, stream());
   }
 }
 

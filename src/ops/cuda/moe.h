@@ -15,6 +15,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "ops/cuda/later_rows.h"
 
 namespace magi::cuda {
 
@@ -86,9 +87,10 @@ void run_experts_nvfp4(const void* z, std::int64_t z_pitch, const void* experts,
 
 /// y [N, pitch], columns head·dim… of the heads in the range: Σ weight·E(z), f32 in order of choice. expanded
 /// and y in `dtype` (f32 or bf16); pitch in elements; in bf16 with dim and pitch multiples of 8, both 16-byte
-/// aligned.
-void combine_experts(const void* expanded, const float* weight, void* y, std::int64_t y_pitch, DType dtype,
-                     int first_head, int head_count, const MoeShape& shape, cudaStream_t stream);
+/// aligned. Later rows as `later` says.
+void combine_experts(const void* expanded, const float* weight, void* y, std::int64_t y_pitch,
+                     const LaterRows& later, DType dtype, int first_head, int head_count,
+                     const MoeShape& shape, cudaStream_t stream);
 
 // ---------------------------------------------------------------- portable
 

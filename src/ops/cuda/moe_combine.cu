@@ -15,6 +15,7 @@ struct CombineArgs {
   const float* weight;
   void* y;
   std::int64_t y_pitch, rows;
+  LaterRows later;
   int pieces, heads, first_head, top_k;
 };
 
@@ -66,19 +67,20 @@ __global__ __launch_bounds__(256) void combine_kernel(const __grid_constant__ Co
   } else {
     for (int k = 0; k < top_k; ++k) sum.add(w[k], from[static_cast<std::int64_t>(k) * a.pieces]);
   }
-  static_cast<Storage*>(
-      a.y)[n * a.y_pitch + static_cast<std::int64_t>(a.first_head + head) * a.pieces + piece] = sum.result();
+  const std::int64_t column = static_cast<std::int64_t>(a.first_head + head) * a.pieces + piece;
+  static_cast<Storage*>(a.later.base_of(n, a.y))[n * a.y_pitch + column] = sum.result();
 }
 
 }  // namespace
 
-void combine_experts(const void* expanded, const float* weight, void* y, std::int64_t y_pitch, DType dtype,
-                     int first_head, int head_count, const MoeShape& shape, cudaStream_t stream) {
+void combine_experts(const void* expanded, const float* weight, void* y, std::int64_t y_pitch,
+                     const LaterRows& later, DType dtype, int first_head, int head_count,
+                     const MoeShape& shape, cudaStream_t stream) {
   if (shape.rows == 0) return;
   const bool eights = dtype == DType::bf16 && shape.dim % 8 == 0 && y_pitch % 8 == 0;
   const int unit = eights ? 8 : 1;
-  const CombineArgs args{expanded,         weight,      y,          y_pitch / unit, shape.rows,
-                         shape.dim / unit, shape.heads, first_head, shape.top_k};
+  const CombineArgs args{expanded, weight,           y,           y_pitch / unit, shape.rows,
+                         later,    shape.dim / unit, shape.heads, first_head,     shape.top_k};
   const dim3 grid(static_cast<unsigned>((shape.rows * args.pieces + 255) / 256),
                   static_cast<unsigned>(head_count));
   if (eights && shape.top_k == 6)
