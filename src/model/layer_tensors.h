@@ -54,7 +54,7 @@ void visit(DenseMlpWeights& w, F&& f) {
 }
 template <typename F>
 void visit(MoeWeights& w, F&& f) {
-  visit(w.split, f);
+  for (LinearWeight& part : w.split) visit(part, f);
   visit(w.merge, f);
   f(w.router_gate);
   f(w.router_bias);

@@ -228,26 +228,26 @@ Tensor Parallel::attention(Ops& ops, const Segments& sequence, const Landings& l
   return y;
 }
 
-Trade Parallel::expert_trade(const Segments& sequence, std::int64_t heads, std::int64_t width, DType dtype,
+Trade Parallel::expert_trade(const Segments& sequence, const std::vector<std::int64_t>& widths, DType dtype,
                              const Landing& landing) const {
   Trade t{&experts_, row_counts(sequence, experts_, all_.rank()), {}, dtype, landing};
-  for (int r = 0; r < experts_.size(); ++r) {
-    const Share own = share_of(heads, experts_.size(), r);
-    t.columns.push_back({own.first * width, own.count * width});
+  std::int64_t first = 0;
+  for (const std::int64_t width : widths) {
+    t.columns.push_back({first, width});
+    first += width;
   }
   return t;
 }
 
 Dispatch Parallel::to_expert_heads(Ops& ops, const Segments& sequence, const Landings& landings,
-                                   const Tensor& z, std::int64_t heads) const {
-  if (experts_.alone()) return Dispatch(z);
-  const Trade trade = expert_trade(sequence, heads, z.dim(1) / heads, z.dtype(), landings.expert_columns);
-  ToColumns leaving(ops, trade);
-  for (int r = 0; r < experts_.size(); ++r) {
-    const Tensor to = leaving.place(r);
-    const Trade::Columns c = trade.columns[static_cast<std::size_t>(r)];
-    if (to.numel() > 0) ops.copy(to, z.columns(c.first, c.count));
-  }
+                                   const Tensor& n, const std::vector<LinearWeight>& split) const {
+  if (experts_.alone()) return Dispatch(ops.linear(n, split.front()));
+  std::vector<std::int64_t> widths;
+  for (const LinearWeight& part : split) widths.push_back(part.out);
+  ToColumns leaving(ops, expert_trade(sequence, widths, n.dtype(), landings.expert_columns));
+  for (int r = 0; r < experts_.size(); ++r)
+    if (const LinearWeight& part = split[static_cast<std::size_t>(r)]; part.out > 0 && n.dim(0) > 0)
+      ops.linear_into(leaving.place(r), n, part);
   leaving.depart();
   if (!expert_overlap_) leaving.arrive();
   return Dispatch(std::move(leaving));
@@ -261,7 +261,10 @@ Tensor Parallel::from_expert_heads(Ops& ops, const Segments& sequence, const Lan
     compute({&y, 1});
     return y;
   }
-  const Trade trade = expert_trade(sequence, heads, width, dtype, landings.expert_rows);
+  std::vector<std::int64_t> widths;
+  for (int r = 0; r < experts_.size(); ++r)
+    widths.push_back(share_of(heads, experts_.size(), r).count * width);
+  const Trade trade = expert_trade(sequence, widths, dtype, landings.expert_rows);
   const Tensor y = place_for_rows(ops, trade, heads * width);
   ToRows back(ops, trade, y);
   if (trade.own_columns() > 0) compute(back.places());

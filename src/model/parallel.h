@@ -113,9 +113,10 @@ class Parallel {
   Tensor attention(Ops& ops, const Segments& sequence, const Landings& landings, const Tensor& qkv,
                    const AttentionOptions& options, const Finish& finish, const Attend& attend) const;
 
-  /// z [own rows, heads·d] → [rows of the expert group, own heads·d].
-  Dispatch to_expert_heads(Ops& ops, const Segments& sequence, const Landings& landings, const Tensor& z,
-                           std::int64_t heads) const;
+  /// n [own rows, D] → z [rows of the expert group, own heads·d]; `split`: of each rank, what makes z for its
+  /// heads, at once where it is needed or leaves from.
+  Dispatch to_expert_heads(Ops& ops, const Segments& sequence, const Landings& landings, const Tensor& n,
+                           const std::vector<LinearWeight>& split) const;
   /// The reverse, → [own rows, heads·width]: `compute` makes all rows of the own heads, if this rank has any.
   using ComputeRows = std::function<void(std::span<const Tensor> y)>;
   Tensor from_expert_heads(Ops& ops, const Segments& sequence, const Landings& landings, std::int64_t heads,
@@ -138,7 +139,7 @@ class Parallel {
 
  private:
   std::vector<std::int64_t> row_counts(const Segments& sequence, const Group& group, int member) const;
-  Trade expert_trade(const Segments& sequence, std::int64_t heads, std::int64_t width, DType dtype,
+  Trade expert_trade(const Segments& sequence, const std::vector<std::int64_t>& widths, DType dtype,
                      const Landing& landing) const;
 
   Group all_, sequence_, experts_;

@@ -64,8 +64,7 @@ Tensor Preview::mlp(Ops& ops, const PreviewLayer& layer, Tensor n, const Sequenc
   const MoeWeights& w = *layer.moe;
 
   // The shared experts may run while the tokens are on their way to the routed ones.
-  Dispatch dispatch =
-      parallel_.to_expert_heads(ops, sequence, inputs.landings, ops.linear(n, w.split), config_.moe_heads);
+  Dispatch dispatch = parallel_.to_expert_heads(ops, sequence, inputs.landings, n, w.split);
   const Tensor shared = ops.linear(ops.linear(n, w.shared_up, Epilogue::swiglu7), w.shared_down);
   {
     const Tensor inner = ops.linear(n, w.modality_up, segments, dtype, Epilogue::swiglu7);

@@ -39,7 +39,8 @@ struct PreviewConfig {
 };
 
 struct MoeWeights {
-  LinearWeight split, merge;
+  std::vector<LinearWeight> split;  ///< the heads' inputs, by rank of the expert group: those of its heads
+  LinearWeight merge;
   Tensor router_gate, router_bias;  ///< [heads·experts, d_head], [heads·experts] f32, of this rank's heads
   ExpertWeight experts;
   LinearWeight shared_up, shared_down, modality_up, modality_down;

@@ -101,7 +101,8 @@ ExpertWeight load_experts(const WeightLoader& moe, const PreviewConfig& config, 
   return moe.ops().pack_experts(plain.gate, plain.up, plain.down, heads.count, moe.dtype());
 }
 
-MoeWeights load_moe(const WeightLoader& mlp, const PreviewConfig& config, Share heads) {
+MoeWeights load_moe(const WeightLoader& mlp, const PreviewConfig& config, const Parallel& parallel) {
+  const Share heads = parallel.expert_heads(config.moe_heads);
   const std::int64_t rows = config.moe_heads * config.experts;
   const std::int64_t d = config.moe_width / config.moe_heads;
   const WeightLoader moe = mlp.in("moe_mlp");
@@ -109,7 +110,10 @@ MoeWeights load_moe(const WeightLoader& mlp, const PreviewConfig& config, Share 
     return t.rows(heads.first * config.experts, heads.count * config.experts);
   };
   MoeWeights w;
-  w.split = mlp.linear("split_linear", 1, config.moe_width, config.hidden);
+  std::vector<std::int64_t> widths;
+  for (int r = 0; r < parallel.experts().size(); ++r)
+    widths.push_back(share_of(config.moe_heads, parallel.experts().size(), r).count * d);
+  w.split = mlp.linear_parts("split_linear", widths, config.hidden);
   w.merge = mlp.linear("merge_linear", 1, config.hidden, config.moe_width);
   if (heads.count > 0) {
     w.router_gate = mlp.ops().upload(own(moe.host("gate", {rows, d})));
@@ -206,7 +210,7 @@ PreviewLayer load_preview_layer(const WeightLoader& root, const PreviewConfig& c
       load_attention(in, groups, config.hidden, config.attention, config.sinks, config.gated_attention);
   if (config.has_experts(index)) {
     layer.mlp_norm = in.norm("mlp.pre_norm", kModalities, config.hidden);
-    layer.moe = load_moe(in.in("mlp"), config, parallel.expert_heads(config.moe_heads));
+    layer.moe = load_moe(in.in("mlp"), config, parallel);
   } else {
     layer.mlp_norm = in.norm("mlp.pre_norm", groups, config.hidden);
     layer.dense = load_dense_mlp(in, groups, config.hidden, config.intermediate);

@@ -4,8 +4,10 @@
 #pragma once
 
 #include <functional>
+#include <numeric>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "io/tensor_store.h"
 #include "ops/ops.h"
@@ -53,6 +55,19 @@ class WeightLoader {
   /// `layer`.weight [groups·out, in].
   LinearWeight linear(std::string_view layer, int groups, std::int64_t out, std::int64_t in) const {
     return ops_.pack_linear(stored(std::string(layer) + ".weight", {groups * out, in}), groups, dtype_);
+  }
+  /// `layer`.weight [Σ outs, in] as matrices of so many rows; those of none stay undefined.
+  std::vector<LinearWeight> linear_parts(std::string_view layer, const std::vector<std::int64_t>& outs,
+                                         std::int64_t in) const {
+    const std::int64_t all = std::accumulate(outs.begin(), outs.end(), std::int64_t{0});
+    const Tensor whole = stored(std::string(layer) + ".weight", {all, in});
+    std::vector<LinearWeight> parts;
+    std::int64_t first = 0;
+    for (const std::int64_t out : outs) {
+      parts.push_back(out > 0 ? ops_.pack_linear(whole.rows(first, out), 1, dtype_) : LinearWeight());
+      first += out;
+    }
+    return parts;
   }
   /// `layer`.weight [out, in] computed in f32, with `layer`.bias [out] where `bias`.
   LinearWeight linear_f32(std::string_view layer, std::int64_t out, std::int64_t in, bool bias) const {

@@ -159,7 +159,7 @@ void Ops::linear_into(Tensor y, const Tensor& x, const LinearWeight& w) {
   require(w.groups == 1, "linear_into: {} weight groups, expected one", w.groups);
   checks::tensor("linear_into", "x", x, {-1, w.in});
   checks::dtype("linear_into", "x", x, {w.dtype});
-  checks::tensor("linear_into", "y", y, {x.dim(0), w.out}, true);
+  checks::tensor("linear_into", "y", y, {x.dim(0), w.out});
   checks::work_dtype("linear_into", "y", y);
   const double flops =
       2.0 * static_cast<double>(x.dim(0)) * static_cast<double>(w.in) * static_cast<double>(w.out);

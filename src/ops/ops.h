@@ -223,7 +223,7 @@ class Ops {
                 Epilogue epilogue = Epilogue::none);
   /// Same, one matrix for all rows, result in x's dtype.
   Tensor linear(const Tensor& x, const LinearWeight& w, Epilogue epilogue = Epilogue::none);
-  /// Same, into y [N, out] (rows of a larger tensor; f32 or bf16).
+  /// Same, into y [N, out] (rows or columns of a larger tensor; f32 or bf16).
   void linear_into(Tensor y, const Tensor& x, const LinearWeight& w);
   /// add(y, linear(x, w, segments, y's dtype)) without the tensor in between (whose rounding a library's
   /// product may leave out): y [N, out] is of x's dtype or f32. Weights have no bias.

@@ -72,7 +72,7 @@ void merge_attention(const AttentionArgs& args, std::span<const AttentionPartial
 // ---------------------------------------------------------------- the kernels
 
 /// Hopper (compute capability 9.0): bf16, head_dim 128, neither causal nor gated by channel; rows of q and
-/// kv 16-byte aligned, rows of out 4-byte aligned.
+/// kv and out 16-byte aligned.
 bool attention_sm90_takes(const AttentionArgs& args);
 void attention_sm90(const AttentionArgs& args, cudaStream_t stream);
 void window_attention_sm90(const AttentionArgs& args, const WindowOptions& window, cudaStream_t stream);

@@ -294,7 +294,7 @@ bool tensor_cores_take(const AttentionArgs& args) {
   };
   return args.is_bf16 && (args.head_dim == 64 || args.head_dim == 128 || args.head_dim == 256) &&
          args.q_pitch % 8 == 0 && aligned(args.q, 16) && args.kv_pitch % 8 == 0 && aligned(args.kv, 16) &&
-         args.out_pitch % 2 == 0 && results_aligned(args, 4);
+         args.out_pitch % 8 == 0 && results_aligned(args, 16);
 }
 
 /// Calls `launch` with the kernel that walks so and takes these arguments.

@@ -126,8 +126,8 @@ __device__ __forceinline__ void attention_store(const AttentionParams& p, const 
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
     const int row = first_row + lane / 4 + 8 * r;
-    if (row >= end) continue;
     if constexpr (Walk::kPartial) {
+      if (row >= end) continue;
       float* to = attention_partial(p, row, Walk::index(p, tile), tile.head);
 #pragma unroll
       for (int j = 0; j < kCount / 4; ++j)
@@ -137,19 +137,28 @@ __device__ __forceinline__ void attention_store(const AttentionParams& p, const 
         *reinterpret_cast<float2*>(to + kDim) = make_float2(state.max[r] * p.scale_log2, sum);
       continue;
     }
-    const std::int64_t packed_row = tile.sample->first + row;
+    // Lanes of a row trade, so that each stores 16 bytes; those past the end take part.
+    const std::int64_t packed_row = tile.sample->first + min(row, end - 1);
     const float factor = attention_row_factor(p, packed_row, tile.head, state.max[r], sum);
-    const int column = tile.head * kDim + 2 * (lane % 4);
-    auto* to = reinterpret_cast<std::uint32_t*>(attention_result<__nv_bfloat16>(p, packed_row) + column);
+    const int column = tile.head * kDim;
+    auto* to = attention_result<__nv_bfloat16>(p, packed_row) + column + 8 * (lane % 4);
 #pragma unroll
-    for (int j = 0; j < kCount / 4; ++j) {
-      float x = o[4 * j + 2 * r] * factor, y = o[4 * j + 2 * r + 1] * factor;
-      if (p.gate_channels) {
-        const std::int64_t at = packed_row * p.gate_pitch + column + 8 * j;
-        x *= attention_gate(p, at);
-        y *= attention_gate(p, at + 1);
+    for (int part = 0; part < kDim / 32; ++part) {
+      std::uint32_t words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int j = 4 * part + i;
+        float x = o[4 * j + 2 * r] * factor, y = o[4 * j + 2 * r + 1] * factor;
+        if (p.gate_channels) {
+          const std::int64_t at = packed_row * p.gate_pitch + column + 8 * j + 2 * (lane % 4);
+          x *= attention_gate(p, at);
+          y *= attention_gate(p, at + 1);
+        }
+        words[i] = sm90::pack_bf16(x, y);
       }
-      to[4 * j] = sm90::pack_bf16(x, y);
+      sm90::transpose_quad(words);
+      if (row < end)
+        *reinterpret_cast<uint4*>(to + 32 * part) = make_uint4(words[0], words[1], words[2], words[3]);
     }
   }
 }

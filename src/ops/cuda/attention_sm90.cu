@@ -27,7 +27,7 @@ bool attention_sm90_takes(const AttentionArgs& args) {
   return on_hopper() && args.is_bf16 && args.head_dim == 128 && args.kv_heads > 0 &&
          args.heads % args.kv_heads == 0 && args.scale > 0 && !args.causal && !args.gate_channels &&
          args.q_pitch % 8 == 0 && aligned(args.q, 16) && args.kv_pitch % 8 == 0 && aligned(args.kv, 16) &&
-         args.out_pitch % 2 == 0 && results_aligned(args, 4);
+         args.out_pitch % 8 == 0 && results_aligned(args, 16);
 }
 
 void attention_sm90(const AttentionArgs& args, cudaStream_t stream) {

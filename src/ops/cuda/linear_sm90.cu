@@ -75,26 +75,6 @@ struct TilePlace {
   }
 }
 
-/// words[i] of lane t of a quad → words[t] of lane i.
-[[maybe_unused]] __device__ __forceinline__ void transpose_quad(std::uint32_t (&words)[4]) {
-  const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
-  const auto by_lane = [&] {  // element i ← element i ^ t
-    const auto swap = [](bool take, std::uint32_t& a, std::uint32_t& b) {
-      const std::uint32_t first = take ? b : a;
-      b = take ? a : b;
-      a = first;
-    };
-    swap(odd, words[0], words[1]);
-    swap(odd, words[2], words[3]);
-    swap(upper, words[0], words[2]);
-    swap(upper, words[1], words[3]);
-  };
-  by_lane();
-#pragma unroll
-  for (int i = 1; i < 4; ++i) words[i] = __shfl_xor_sync(~0u, words[i], i);
-  by_lane();
-}
-
 /// The 8 neighbours that a thread stores: `part` counts 32 columns of y, of which a quad has 8 each. d is the
 /// accumulator of the row, v[4j], v[4j + 1] its columns 8j + 2·(lane % 4) and the next.
 template <Epilogue kEpilogue>
