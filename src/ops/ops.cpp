@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "ops/checks.h"
+#include "ops/lines.h"
 #include "ops/nvfp4.h"
 
 namespace magi {
@@ -141,7 +142,9 @@ Tensor Ops::linear(const Tensor& x, const LinearWeight& w, const Segments& segme
   require(epilogue != Epilogue::add, "linear: linear_add is what adds to a tensor");
   require(!gated || w.out % 2 == 0, "linear: a gated epilogue needs an even number of columns, not {}",
           w.out);
-  Tensor y = arena().alloc(out_dtype, {x.dim(0), gated ? w.out / 2 : w.out});
+  Tensor y =
+      gated ? arena().alloc(out_dtype, {x.dim(0), line_pitch(w.out / 2, out_dtype)}).columns(0, w.out / 2)
+            : arena().alloc(out_dtype, {x.dim(0), w.out});
   const double flops =
       2.0 * static_cast<double>(x.dim(0)) * static_cast<double>(w.in) * static_cast<double>(w.out);
   run(

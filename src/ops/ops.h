@@ -2,8 +2,8 @@
 // The one list of what hardware must do. Public functions check shapes, allocate the result from the arena
 // and call the backend's implementation (the protected virtual functions); a backend adds no checks of its
 // own. The CPU backend is plain and is the oracle; others must agree with it. Matrices that are read may have
-// a row pitch; results, and tensors changed in place, are contiguous. With a counting arena only shapes are
-// worked out: no implementation is called.
+// a row pitch; results (but gated products) and what changes in place have none. With a counting arena only
+// shapes are worked out: no implementation is called.
 //
 // Notation: N rows (tokens), D hidden size, S residual streams, H heads, E experts a head. "Work dtype" is
 // f32 or bf16. Row independence: a row's bits depend on that row alone (and, in attention, on its keys),
@@ -217,7 +217,7 @@ class Ops {
 
   // -- transformer
 
-  /// x [N, in] (a row pitch is fine) → [N, out], or [N, out/2] with a gated epilogue. `segments` chooses the
+  /// x [N, in] (pitch fine) → [N, out], gated [N, out/2], line_pitch (lines.h) apart. `segments` chooses the
   /// matrix where groups = 3. The product accumulates in f32, bias is added in f32; result in `out_dtype`.
   Tensor linear(const Tensor& x, const LinearWeight& w, const Segments& segments, DType out_dtype,
                 Epilogue epilogue = Epilogue::none);

@@ -2,6 +2,7 @@
 // Linear layers: a product per run of rows of one weight group, then bias, gate and cast in one pass where
 // there are any. On Hopper most that are not one product are one kernel (linear_sm90.cu).
 #include <algorithm>
+#include <cstring>
 
 #include "ops/checks.h"
 #include "ops/cuda/cuda_ops.h"
@@ -9,6 +10,7 @@
 #include "ops/cuda/linear_sm90.h"
 #include "ops/cuda/matrix_products.h"
 #include "ops/cuda/rows.cuh"
+#include "ops/lines.h"
 
 namespace magi {
 namespace {
@@ -95,11 +97,22 @@ DType product_dtype(const LinearWeight& w) {
   return w.bias.defined() ? DType::f32 : w.dtype;
 }
 
+/// `t` with zeros after each row.
+Tensor widened(const Tensor& t, const Shape& shape) {
+  if (t.shape() == shape) return t;
+  Tensor wide = Tensor::zeros(t.dtype(), shape);
+  const std::size_t element = size_of(t.dtype()), bytes = element * static_cast<std::size_t>(t.dim(1));
+  for (std::int64_t row = 0; row < t.dim(0); ++row)
+    std::memcpy(wide.rows(row, 1).raw(), t.rows(row, 1).raw(), bytes);
+  return wide;
+}
+
 }  // namespace
 
 LinearWeight CudaOps::pack_linear(const Tensor& weight, int groups, DType dtype, const Tensor& bias) {
   LinearWeight w = checks::linear_weight(weight, bias, groups, dtype);
-  w.data = stream_ ? upload(weight.to(dtype)) : allocate(dtype, weight.shape());
+  const Shape shape{weight.dim(0), line_pitch(w.in, dtype)};
+  w.data = stream_ ? upload(widened(weight.to(dtype), shape)) : allocate(dtype, shape);
   if (bias.defined()) w.bias = stream_ ? upload(w.bias) : allocate(DType::f32, w.bias.shape());
   return w;
 }
@@ -118,18 +131,18 @@ std::int64_t CudaOps::linear_scratch(const Tensor& x, const LinearWeight& w, con
 void CudaOps::do_linear(const Tensor& x, const LinearWeight& w, const Segments& segments, Epilogue epilogue,
                         Tensor& y) {
   const cudaStream_t s = stream();
-  if (cuda::linear_sm90_takes(x, w, epilogue, y, device().index))
-    return cuda::linear_sm90(x, w, segments, epilogue, y, s);
   if (!products_) products_ = std::make_shared<MatrixProducts>();
+  if (cuda::linear_sm90_takes(x, w, epilogue, y, device().index))
+    return cuda::linear_sm90(x, w, segments, epilogue, y, products_->counter(), s);
   const bool direct = is_direct(w, epilogue, y);
   const DType product = product_dtype(w);
   const RowGroups runs = row_groups(segments, w.groups, x.dim(0));
   for (int i = 0; i < runs.count; ++i) {
     const std::int64_t first = i == 0 ? 0 : runs.end[i - 1], end = runs.end[i];
-    const Tensor matrix = w.data.rows(runs.group[i] * w.out, w.out);
+    const Tensor matrix = w.data.rows(runs.group[i] * w.out, w.out).columns(0, w.in);
     if (direct) {
       Tensor to = y.rows(first, end - first);
-      products_->multiply(x.rows(first, end - first), matrix.raw(), w.out, to, epilogue == Epilogue::add, s);
+      products_->multiply(x.rows(first, end - first), matrix, to, epilogue == Epilogue::add, s);
       continue;
     }
     const float* bias = w.bias.defined() ? elements<float>(w.bias) + runs.group[i] * w.out : nullptr;
@@ -139,7 +152,7 @@ void CudaOps::do_linear(const Tensor& x, const LinearWeight& w, const Segments& 
     for (std::int64_t row = first; row < end; row += panel) {
       const std::int64_t count = std::min(panel, end - row);
       Tensor part = p.rows(0, count);
-      products_->multiply(x.rows(row, count), matrix.raw(), w.out, part, false, s);
+      products_->multiply(x.rows(row, count), matrix, part, false, s);
       finish(part, bias, epilogue, w.dtype == DType::bf16, y.rows(row, count), s);
     }
   }
