@@ -2,6 +2,9 @@
 #include "io/finite.h"
 
 #include <algorithm>
+#include <atomic>
+
+#include "core/in_parts.h"
 
 namespace magi {
 namespace {
@@ -13,20 +16,21 @@ std::int64_t first_with_all_bits(const void* data, std::int64_t count, Word expo
   constexpr std::int64_t block =
       (1 << 18) / sizeof(Word);  // 256 KiB: cheap to schedule, small to search again
   const std::int64_t blocks = (count + block - 1) / block;
-  std::int64_t first = count;
-#pragma omp parallel for schedule(dynamic, 4) reduction(min : first) if (blocks > 8)
-  for (std::int64_t b = 0; b < blocks; ++b) {
+  std::atomic<std::int64_t> first = count;
+  in_parts(blocks, [&](std::int64_t b) {
     const std::int64_t begin = b * block;
     const std::int64_t end = std::min(count, begin + block);
-    if (begin >= first) continue;
+    if (begin >= first) return;
     Word any = 0;  // no early exit inside a block: the loop vectorises
     for (std::int64_t i = begin; i < end; ++i) any |= static_cast<Word>((words[i] & exponent) == exponent);
-    if (any == 0) continue;
+    if (any == 0) return;
     const Word* hit =
         std::find_if(words + begin, words + end, [=](Word w) { return (w & exponent) == exponent; });
-    first = std::min(first, static_cast<std::int64_t>(hit - words));
-  }
-  return first == count ? -1 : first;
+    std::int64_t known = first;
+    while (hit - words < known && !first.compare_exchange_weak(known, hit - words)) {
+    }
+  });
+  return first == count ? -1 : first.load();
 }
 
 }  // namespace

@@ -116,9 +116,9 @@ Tensor embed_tokens(Ops& ops, const AdapterWeights& w, const PackedSequence& seq
   return hidden;
 }
 
-std::vector<Velocity> project_velocity(Ops& ops, const AdapterWeights& w, const PackedSequence& sequence,
-                                       const SequenceOnDevice& inputs, const Tensor& hidden,
-                                       const Parallel& parallel) {
+std::vector<VelocityCells> project_velocity(Ops& ops, const AdapterWeights& w, const PackedSequence& sequence,
+                                            const SequenceOnDevice& inputs, const Tensor& hidden,
+                                            const Parallel& parallel) {
   std::vector<Parallel::Gathered> outputs;  // of each branch: video, audio
   const auto project = [&](const Segment& segment, const NormWeight& norm, const LinearWeight& out) {
     const RowRange covers{segment.first, segment.first + segment.rows};
@@ -135,11 +135,9 @@ std::vector<Velocity> project_velocity(Ops& ops, const AdapterWeights& w, const 
   }
   parallel.gather_rows(sequence.segments, outputs);
 
-  std::vector<Velocity> velocities;
+  std::vector<VelocityCells> velocities;
   for (std::size_t i = 0; i < outputs.size(); i += 2)
-    velocities.push_back(
-        {latent_from_cells(ops.download(outputs[i].data), sequence.grid, sequence.video_order),
-         ops.download(outputs[i + 1].data)});
+    velocities.push_back({outputs[i].data, outputs[i + 1].data});
   return velocities;
 }
 

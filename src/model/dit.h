@@ -50,6 +50,10 @@ struct AdapterWeights {
 struct Velocity {
   Tensor video, audio;
 };
+/// The same where the backend computes: video cells [T·H·W, C] in the sequence's order, audio [A, C'].
+struct VelocityCells {
+  Tensor video, audio;
+};
 
 /// Intermediate results by name, for tests and for looking inside a model.
 using Probe = std::function<void(std::string_view name, const Tensor& value)>;
@@ -91,10 +95,10 @@ SequenceOnDevice upload_sequence(Ops& ops, const PackedSequence& sequence, RowRa
 Tensor embed_tokens(Ops& ops, const AdapterWeights& w, const PackedSequence& sequence,
                     const SequenceOnDevice& inputs, const Tensor& video, const Tensor& audio, DType dtype);
 
-/// Hidden states [n, width] → each branch's velocity, gathered from all ranks and read back to the host.
-std::vector<Velocity> project_velocity(Ops& ops, const AdapterWeights& w, const PackedSequence& sequence,
-                                       const SequenceOnDevice& inputs, const Tensor& hidden,
-                                       const Parallel& parallel = {});
+/// Hidden states [n, width] → each branch's velocity, gathered from all ranks.
+std::vector<VelocityCells> project_velocity(Ops& ops, const AdapterWeights& w, const PackedSequence& sequence,
+                                            const SequenceOnDevice& inputs, const Tensor& hidden,
+                                            const Parallel& parallel = {});
 
 /// qkv as the product left it → with q/k norm and rotary, in place or into parts for other ranks.
 using FinishHeads = std::function<void(const Tensor& qkv, std::span<const HeadPart> parts)>;

@@ -3,12 +3,14 @@
 
 #include <string>
 
+#include "model/to_device.h"
+
 namespace magi {
 
-std::vector<Velocity> Preview::forward(Ops& ops, const PackedSequence& sequence,
-                                       const SequenceOnDevice& inputs, const Tensor& video,
-                                       const Tensor& audio, const Tensor& times, DType dtype,
-                                       const Probe& probe) const {
+std::vector<VelocityCells> Preview::forward(Ops& ops, const PackedSequence& sequence,
+                                            const SequenceOnDevice& inputs, const Tensor& video,
+                                            const Tensor& audio, const Tensor& times, DType dtype,
+                                            const Probe& probe) const {
   const Tensor hidden = hidden_states(ops, sequence, inputs, video, audio, times, dtype, probe);
   return project_velocity(ops, adapters_, sequence, inputs, hidden, parallel_);
 }
@@ -88,7 +90,7 @@ Tensor Preview::mlp(Ops& ops, const PreviewLayer& layer, Tensor n, const Sequenc
 }
 
 PreviewRun::PreviewRun(Ops& ops, const Preview& model, PackedSequence sequence, DType dtype)
-    : ops_(ops), model_(model), sequence_(std::move(sequence)), dtype_(dtype) {
+    : ops_(ops), model_(model), sequence_(std::move(sequence)), dtype_(dtype), passage_(ops) {
   inputs_ = upload_sequence(ops, sequence_, model.parallel().rows(sequence_.segments),
                             model.adapters().rotary_bands);
   const PreviewConfig& c = model.config();
@@ -103,10 +105,15 @@ std::vector<Velocity> PreviewRun::velocity(const Tensor& latent, const Tensor& a
   std::vector<float> times = time_features(0.0f, channels);
   const std::vector<float> noised = time_features(static_cast<float>(timestep) / 1000.0f, channels);
   times.insert(times.end(), noised.begin(), noised.end());
-  const Tensor features = ops_.upload(Tensor::of<float>(times, {2, channels}));
-  const Tensor video_rows = ops_.upload(cells_from_latent(latent, sequence_.video_order));
-  const Tensor audio_rows = ops_.upload(audio.reshape({audio.dim(-2), audio.dim(-1)}));
-  return model_.forward(ops_, sequence_, inputs_, video_rows, audio_rows, features, dtype_, probe);
+  const Tensor features = to_device(ops_, Tensor::of<float>(times, {2, channels}), DType::f32);
+  const Tensor video_rows = passage_.to_cells(latent, sequence_.video_order);
+  const Tensor audio_rows = to_device(ops_, audio.reshape({audio.dim(-2), audio.dim(-1)}), DType::f32);
+  std::vector<Velocity> velocities;
+  for (const VelocityCells& branch :
+       model_.forward(ops_, sequence_, inputs_, video_rows, audio_rows, features, dtype_, probe))
+    velocities.push_back(
+        {passage_.to_host(branch.video, sequence_.grid, sequence_.video_order), ops_.download(branch.audio)});
+  return velocities;
 }
 
 }  // namespace magi

@@ -9,6 +9,7 @@
 
 #include "model/dit.h"
 #include "model/expert_format.h"
+#include "model/latent_passage.h"
 #include "model/placement.h"
 #include "model/weight_source.h"
 
@@ -79,9 +80,9 @@ class Preview {
   /// Video cells [T·H·W, C], audio [A, C'], time features [2, time_channels] (clean, noised) → each branch's
   /// velocity. Over several ranks each works on its rows (`inputs`), and all get every velocity; a probe sees
   /// the rank's part.
-  std::vector<Velocity> forward(Ops& ops, const PackedSequence& sequence, const SequenceOnDevice& inputs,
-                                const Tensor& video, const Tensor& audio, const Tensor& times, DType dtype,
-                                const Probe& probe = {}) const;
+  std::vector<VelocityCells> forward(Ops& ops, const PackedSequence& sequence, const SequenceOnDevice& inputs,
+                                     const Tensor& video, const Tensor& audio, const Tensor& times,
+                                     DType dtype, const Probe& probe = {}) const;
 
   /// forward() without the last projections: [N, S·D]. Nothing in it waits for the device.
   Tensor hidden_states(Ops& ops, const PackedSequence& sequence, const SequenceOnDevice& inputs,
@@ -118,6 +119,8 @@ class PreviewRun {
                                  const Probe& probe = {});
 
   const PackedSequence& sequence() const { return sequence_; }
+  /// Memory of tensors as large as the latent, over all steps.
+  const TensorPool& pool() const { return passage_.pool(); }
 
  private:
   Ops& ops_;
@@ -125,6 +128,7 @@ class PreviewRun {
   PackedSequence sequence_;
   DType dtype_;
   SequenceOnDevice inputs_;
+  LatentPassage passage_;
 };
 
 }  // namespace magi

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "model/to_device.h"
+
 namespace magi {
 namespace {
 
@@ -20,9 +22,9 @@ void add_product(Ops& ops, const Tensor& x, const Tensor& y, const LinearWeight&
 
 }  // namespace
 
-Refiner::Cells Refiner::forward(Ops& ops, const PackedSequence& sequence, const SequenceOnDevice& inputs,
-                                const RefinerRows& rows, const Tensor& video, const Tensor& audio,
-                                DType dtype) const {
+VelocityCells Refiner::forward(Ops& ops, const PackedSequence& sequence, const SequenceOnDevice& inputs,
+                               const RefinerRows& rows, const Tensor& video, const Tensor& audio,
+                               DType dtype) const {
   const Segments& segments = inputs.segments;
   Tensor x = embed_tokens(ops, adapters_, sequence, inputs, video, audio, dtype);
   for (int i = 0; i < layers_->count(); ++i) {
@@ -53,8 +55,8 @@ Tensor Refiner::heads(Ops& ops, const RefinerLayer& layer, const Tensor& n, cons
   return attended_heads(ops, layer.attention, config_.attention, n, inputs.rope, inputs.segments, attend);
 }
 
-Refiner::Cells Refiner::project(Ops& ops, const PackedSequence& sequence, const RefinerRows& rows,
-                                const Tensor& x) const {
+VelocityCells Refiner::project(Ops& ops, const PackedSequence& sequence, const RefinerRows& rows,
+                               const Tensor& x) const {
   const auto one = [&](const Segment& segment, const NormWeight& norm, const LinearWeight& out) {
     const RowRange covers{segment.first, segment.first + segment.rows}, own = intersect(covers, rows.rows());
     const Tensor result = ops.arena().alloc(DType::f32, {segment.rows, out.out});
@@ -90,25 +92,27 @@ RefinerRun::RefinerRun(Ops& ops, const Refiner& model, LatentGrid grid, std::int
       sequence_(pack(grid, audio_rows, {Conditioning{text, {}}}, block_order(grid, model.config().block))),
       dtype_(dtype),
       rows_(sizes_of(grid), model.config().block, sequence_.rows(), parallel.sequence()),
-      inputs_(upload_sequence(ops, sequence_, rows_.rows(), model.adapters().rotary_bands)) {}
+      inputs_(upload_sequence(ops, sequence_, rows_.rows(), model.adapters().rotary_bands)),
+      passage_(ops) {}
 
-Tensor RefinerRun::cells_of(const Tensor& latent) const {
-  return ops_.upload(cells_from_latent(latent, sequence_.video_order));
+Tensor RefinerRun::cells_of(const Tensor& latent) {
+  return passage_.to_cells(latent, sequence_.video_order);
 }
 
-Tensor RefinerRun::latent_of(const Tensor& cells) const {
-  return latent_from_cells(ops_.download(cells), sequence_.grid, sequence_.video_order);
+Tensor RefinerRun::latent_of(const Tensor& cells) {
+  return passage_.to_host(cells, sequence_.grid, sequence_.video_order);
 }
 
-Refiner::Cells RefinerRun::forward(const Tensor& cells, const Tensor& audio) {
+VelocityCells RefinerRun::forward(const Tensor& cells, const Tensor& audio) {
   const std::int64_t channels = model_.config().channels.audio;
   const Tensor audio_rows = audio.defined() ? audio.reshape({sequence_.audio_rows, channels})
                                             : Tensor::empty(DType::f32, {0, channels});
-  return model_.forward(ops_, sequence_, inputs_, rows_, cells, ops_.upload(audio_rows), dtype_);
+  return model_.forward(ops_, sequence_, inputs_, rows_, cells, to_device(ops_, audio_rows, DType::f32),
+                        dtype_);
 }
 
 Velocity RefinerRun::velocity(const Tensor& latent, const Tensor& audio) {
-  const Refiner::Cells v = forward(cells_of(latent), audio);
+  const VelocityCells v = forward(cells_of(latent), audio);
   return {latent_of(v.video), ops_.download(v.audio)};
 }
 
@@ -119,7 +123,7 @@ std::pair<Tensor, Tensor> RefinerRun::guided(RefinerRun& text, RefinerRun& null_
   if (parallel.degrees().cfg == 1) {
     const Tensor first = text.latent_of(text.forward(cells, {}).video);
     if (between) between();
-    return {first, null_text.latent_of(null_text.forward(cells, {}).video)};
+    return {first, text.latent_of(null_text.forward(cells, {}).video)};
   }
   // Each half computes its branch; a rank swaps results with its counterpart in the other half.
   const int sp = parallel.degrees().sp, me = parallel.all().rank();

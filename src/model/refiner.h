@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "model/dit.h"
+#include "model/latent_passage.h"
 #include "model/parallel.h"
 #include "model/placement.h"
 #include "model/refiner_rows.h"
@@ -58,19 +59,16 @@ class Refiner {
   const AdapterWeights& adapters() const { return adapters_; }
   TransferTimes take_transfer_times() const { return layers_->take_transfer_times(); }
 
-  /// A velocity where the backend computes, f32: video cells [T·H·W, C] in block order, audio [A, C'].
-  struct Cells {
-    Tensor video, audio;
-  };
   /// A sequence of one branch in block order, of which this rank works on `rows`; video and audio as in
-  /// Cells. Every rank gets the whole result.
-  Cells forward(Ops& ops, const PackedSequence& sequence, const SequenceOnDevice& inputs,
-                const RefinerRows& rows, const Tensor& video, const Tensor& audio, DType dtype) const;
+  /// VelocityCells. Every rank gets the whole result.
+  VelocityCells forward(Ops& ops, const PackedSequence& sequence, const SequenceOnDevice& inputs,
+                        const RefinerRows& rows, const Tensor& video, const Tensor& audio, DType dtype) const;
 
  private:
   Tensor heads(Ops& ops, const RefinerLayer& layer, const Tensor& n, const PackedSequence& sequence,
                const SequenceOnDevice& inputs, const RefinerRows& rows) const;
-  Cells project(Ops& ops, const PackedSequence& sequence, const RefinerRows& rows, const Tensor& x) const;
+  VelocityCells project(Ops& ops, const PackedSequence& sequence, const RefinerRows& rows,
+                        const Tensor& x) const;
 
   RefinerConfig config_;
   AdapterWeights adapters_;
@@ -98,6 +96,8 @@ class RefinerRun {
                                           const std::function<void()>& between = {});
 
   const PackedSequence& sequence() const { return sequence_; }
+  /// Memory of tensors as large as the latent, over all steps.
+  const TensorPool& pool() const { return passage_.pool(); }
   RowRange rows() const { return rows_.rows(); }  ///< of the sequence, that this rank holds
   /// Of the rows of both branches, what this rank holds when it computes as guided() does.
   static double rows_share(const RefinerRun& text, const RefinerRun& null_text);
@@ -109,9 +109,9 @@ class RefinerRun {
   static bool computes_null(const Parallel& parallel) {
     return parallel.degrees().cfg == 1 || parallel.all().rank() >= parallel.degrees().sp;
   }
-  Tensor cells_of(const Tensor& latent) const;  ///< where the backend computes
-  Refiner::Cells forward(const Tensor& cells, const Tensor& audio);
-  Tensor latent_of(const Tensor& cells) const;
+  Tensor cells_of(const Tensor& latent);  ///< where the backend computes
+  VelocityCells forward(const Tensor& cells, const Tensor& audio);
+  Tensor latent_of(const Tensor& cells);
 
   Ops& ops_;
   const Refiner& model_;
@@ -120,6 +120,7 @@ class RefinerRun {
   DType dtype_;
   RefinerRows rows_;
   SequenceOnDevice inputs_;
+  LatentPassage passage_;
 };
 
 }  // namespace magi

@@ -1,14 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/tokens.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+
+#include "core/in_parts.h"
 
 namespace magi {
 namespace {
 
 std::int64_t cell_at(const std::vector<std::int32_t>& order, std::int64_t row) {
   return order.empty() ? row : order[static_cast<std::size_t>(row)];
+}
+
+/// Calls move(row, cell, channel) for all of them. Tiles, and in them one channel after the other, so that
+/// lines of a plane are read or filled whole: channel by channel a cell's values lie at the same place of a
+/// cache where a plane's size is a power of two times a small number, and drive each other out.
+template <typename Move>
+void in_tiles(std::int64_t cells, std::int64_t channels, const std::vector<std::int32_t>& order, Move move) {
+  constexpr std::int64_t tile = 128;
+  const std::int32_t* cell_of = order.empty() ? nullptr : order.data();
+  in_ranges(cells * channels, tile * channels, [&](std::int64_t from, std::int64_t to) {
+    for (std::int64_t first = from / channels; first < to / channels; first += tile) {
+      const std::int64_t end = std::min(first + tile, cells);
+      for (std::int64_t c = 0; c < channels; ++c)
+        if (cell_of)
+          for (std::int64_t row = first; row < end; ++row) move(row, cell_of[row], c);
+        else
+          for (std::int64_t row = first; row < end; ++row) move(row, row, c);
+    }
+  });
 }
 
 /// Writes coordinate rows one after another.
@@ -132,30 +154,42 @@ std::vector<float> time_features(float tau, std::int64_t channels) {
 }
 
 Tensor cells_from_latent(const Tensor& latent, const std::vector<std::int32_t>& order) {
-  require(latent.rank() >= 4, "a latent has the axes [C,T,H,W], not {}", to_string(latent.shape()));
-  const std::int64_t channels = latent.dim(-4);
-  const std::int64_t cells = latent.dim(-3) * latent.dim(-2) * latent.dim(-1);
-  Tensor rows = Tensor::empty(DType::f32, {cells, channels});
+  Tensor cells = Tensor::empty(DType::f32, cells_shape(latent));
+  cells_from_latent(latent, order, cells);
+  return cells;
+}
+
+void cells_from_latent(const Tensor& latent, const std::vector<std::int32_t>& order, Tensor& cells) {
+  require(cells.shape() == cells_shape(latent) && cells.contiguous(), "a latent {} does not make cells {}",
+          to_string(latent.shape()), to_string(cells.shape()));
+  const std::int64_t count = cells.dim(0), channels = cells.dim(1);
   const float* in = latent.data<float>();
-  float* out = rows.data<float>();
-#pragma omp parallel for schedule(static) if (rows.numel() > 32768)
-  for (std::int64_t i = 0; i < cells; ++i)
-    for (std::int64_t c = 0; c < channels; ++c) out[i * channels + c] = in[c * cells + cell_at(order, i)];
-  return rows;
+  float* out = cells.data<float>();
+  in_tiles(count, channels, order, [=](std::int64_t row, std::int64_t cell, std::int64_t channel) {
+    out[row * channels + channel] = in[channel * count + cell];
+  });
 }
 
 Tensor latent_from_cells(const Tensor& cells, LatentGrid grid, const std::vector<std::int32_t>& order) {
-  require(cells.dim(0) == grid.cells(), "{} cells do not fill a grid of {}x{}x{}", cells.dim(0), grid.t,
-          grid.h, grid.w);
-  const std::int64_t channels = cells.dim(1);
-  Tensor latent = Tensor::empty(DType::f32, {channels, grid.t, grid.h, grid.w});
+  Tensor latent = Tensor::empty(DType::f32, {cells.dim(1), grid.t, grid.h, grid.w});
+  latent_from_cells(cells, order, latent);
+  return latent;
+}
+
+void latent_from_cells(const Tensor& cells, const std::vector<std::int32_t>& order, Tensor& latent) {
+  require(cells.shape() == cells_shape(latent) && latent.contiguous(), "{} cells do not fill a latent {}",
+          to_string(cells.shape()), to_string(latent.shape()));
+  const std::int64_t count = cells.dim(0), pitch = cells.pitch();
   const float* in = cells.data<float>();
   float* out = latent.data<float>();
-#pragma omp parallel for schedule(static) if (latent.numel() > 32768)
-  for (std::int64_t i = 0; i < grid.cells(); ++i)
-    for (std::int64_t c = 0; c < channels; ++c)
-      out[c * grid.cells() + cell_at(order, i)] = in[i * cells.pitch() + c];
-  return latent;
+  in_tiles(count, cells.dim(1), order, [=](std::int64_t row, std::int64_t cell, std::int64_t channel) {
+    out[channel * count + cell] = in[row * pitch + channel];
+  });
+}
+
+Shape cells_shape(const Tensor& latent) {
+  require(latent.rank() >= 4, "a latent has the axes [C,T,H,W], not {}", to_string(latent.shape()));
+  return {latent.dim(-3) * latent.dim(-2) * latent.dim(-1), latent.dim(-4)};
 }
 
 }  // namespace magi

@@ -60,5 +60,10 @@ std::vector<float> time_features(float tau, std::int64_t channels);
 Tensor cells_from_latent(const Tensor& latent, const std::vector<std::int32_t>& order = {});
 /// [T·H·W, C] → [C,T,H,W].
 Tensor latent_from_cells(const Tensor& cells, LatentGrid grid, const std::vector<std::int32_t>& order = {});
+/// The same into memory that is there: `cells` of cells_shape(latent), `latent` [C,T,H,W], contiguous.
+void cells_from_latent(const Tensor& latent, const std::vector<std::int32_t>& order, Tensor& cells);
+void latent_from_cells(const Tensor& cells, const std::vector<std::int32_t>& order, Tensor& latent);
+/// [T·H·W, C] of a latent [C,T,H,W] (a leading 1 axis is fine).
+Shape cells_shape(const Tensor& latent);
 
 }  // namespace magi

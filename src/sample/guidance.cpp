@@ -5,6 +5,8 @@
 #include <cmath>
 #include <vector>
 
+#include "core/in_parts.h"
+
 namespace magi {
 namespace {
 
@@ -30,11 +32,11 @@ float skimmed(float c, float u, float x, float w, float s) {
 
 /// u + w·(c−u) on rows of equal length; row r takes scale r mod scales.size().
 Tensor join(const Tensor& cond, const Tensor& uncond, const Tensor& latent, std::int64_t rows,
-            const std::vector<float>& scales, const GuidanceOptions& options) {
+            const std::vector<float>& scales, const GuidanceOptions& options, TensorPool& pool) {
   require(cond.shape() == uncond.shape() && cond.shape() == latent.shape(),
           "guidance: velocities {} and {} at latents {}", to_string(cond.shape()), to_string(uncond.shape()),
           to_string(latent.shape()));
-  Tensor result = Tensor::empty(DType::f32, cond.shape());
+  Tensor result = pool.empty(DType::f32, cond.shape());
   const float* c = cond.data<float>();
   const float* u = uncond.data<float>();
   const float* x = latent.data<float>();
@@ -42,14 +44,16 @@ Tensor join(const Tensor& cond, const Tensor& uncond, const Tensor& latent, std:
   const std::int64_t n = cond.numel();
   const std::int64_t length = rows ? n / rows : 0;
   const bool skim = options.skimmed && std::any_of(u, u + n, [](float value) { return value != 0; });
-#pragma omp parallel for schedule(static) if (n > 32768)
-  for (std::int64_t r = 0; r < rows; ++r) {
-    const float w = scales[static_cast<std::size_t>(r) % scales.size()];
-    for (std::int64_t i = r * length; i < (r + 1) * length; ++i) {
-      const float base = skim ? skimmed(c[i], u[i], x[i], w, options.skimmed_scale) : u[i];
-      v[i] = base + w * (c[i] - base);
+  if (n == 0) return result;
+  in_ranges(n, length, [&](std::int64_t first, std::int64_t end) {
+    for (std::int64_t row = first; row < end; row += length) {
+      const float w = scales[static_cast<std::size_t>(row / length) % scales.size()];
+      for (std::int64_t i = row; i < row + length; ++i) {
+        const float base = skim ? skimmed(c[i], u[i], x[i], w, options.skimmed_scale) : u[i];
+        v[i] = base + w * (c[i] - base);
+      }
     }
-  }
+  });
   return result;
 }
 
@@ -75,12 +79,12 @@ void rescale(Tensor& velocity, const Tensor& cond, const std::vector<Channel>& c
   if (!(share > 0)) return;
   float* v = velocity.data<float>();
   const float* c = cond.data<float>();
-#pragma omp parallel for schedule(static) if (cond.numel() > 32768)
-  for (const Channel& channel : channels) {
+  in_parts(std::ssize(channels), [&](std::int64_t i) {
+    const Channel& channel = channels[static_cast<std::size_t>(i)];
     const double ratio = deviation(c, channel) / std::max(deviation(v, channel), 1e-6);
     const auto factor = static_cast<float>(share * ratio + (1 - share));
     for (std::int64_t k = 0; k < channel.count; ++k) v[channel.first + k * channel.step] *= factor;
-  }
+  });
 }
 
 std::vector<float> frame_scales(std::int64_t frames, double timestep, const GuidanceOptions& options) {
@@ -131,13 +135,14 @@ GuidanceOptions refiner_guidance(const ConfigNode& config) {
 }
 
 Tensor guide_video(const Tensor& cond, const Tensor& uncond, const Tensor& latent, double timestep,
-                   const GuidanceOptions& options) {
+                   const GuidanceOptions& options, TensorPool pool) {
   const std::int64_t rank = cond.rank();
   require(rank == 4 || (rank == 5 && cond.dim(0) == 1), "video guidance: velocity is {}, expected [C,T,H,W]",
           to_string(cond.shape()));
   const std::int64_t channels = cond.dim(-4), frames = cond.dim(-3), cells = cond.dim(-2) * cond.dim(-1);
   require(cond.numel() > 0, "video guidance: velocity {} is empty", to_string(cond.shape()));
-  Tensor v = join(cond, uncond, latent, channels * frames, frame_scales(frames, timestep, options), options);
+  Tensor v =
+      join(cond, uncond, latent, channels * frames, frame_scales(frames, timestep, options), options, pool);
   std::vector<Channel> planes;
   for (std::int64_t ch = 0; ch < channels; ++ch) planes.push_back({ch * frames * cells, 1, frames * cells});
   rescale(v, cond, planes, options.rescale);
@@ -150,7 +155,8 @@ Tensor guide_audio(const Tensor& cond, const Tensor& uncond, const Tensor& laten
   require(rank == 2 || (rank == 3 && cond.dim(0) == 1), "audio guidance: velocity is {}, expected [A,C]",
           to_string(cond.shape()));
   const std::int64_t length = cond.dim(-2), width = cond.dim(-1);
-  Tensor v = join(cond, uncond, latent, length, {options.audio_scale}, options);
+  TensorPool pool;
+  Tensor v = join(cond, uncond, latent, length, {options.audio_scale}, options, pool);
   std::vector<Channel> columns;
   for (std::int64_t ch = 0; ch < width && length > 0; ++ch) columns.push_back({ch, width, length});
   rescale(v, cond, columns, options.rescale);

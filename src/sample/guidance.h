@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "core/tensor.h"
+#include "core/tensor_pool.h"
 #include "io/config.h"
 
 namespace magi {
@@ -34,9 +34,9 @@ GuidanceOptions preview_guidance(const ConfigNode& evaluation_config);
 GuidanceOptions refiner_guidance(const ConfigNode& evaluation_config);
 
 /// Video: cond, uncond and the current latent are [48,T,H,W] f32 on the host (a leading axis of 1 is kept);
-/// timestep in 0…1000.
+/// timestep in 0…1000. The result lies in the pool's memory.
 Tensor guide_video(const Tensor& cond, const Tensor& uncond, const Tensor& latent, double timestep,
-                   const GuidanceOptions& options);
+                   const GuidanceOptions& options, TensorPool pool = {});
 
 /// Audio: [A,64]; the trick and dynamic options do not apply.
 Tensor guide_audio(const Tensor& cond, const Tensor& uncond, const Tensor& latent,

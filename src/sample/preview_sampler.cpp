@@ -35,7 +35,7 @@ Latents sample_preview(PreviewRun& run, SampleState start, const Schedule& sched
   require(start.video.step == start.audio.step, "the video is at step {} and the audio at {}",
           start.video.step, start.audio.step);
   Latents latents = std::move(start.latents);
-  UniPC video(schedule, std::move(start.video)), audio(schedule, std::move(start.audio));
+  UniPC video(schedule, std::move(start.video), run.pool()), audio(schedule, std::move(start.audio));
   for (std::int64_t i = video.state().step; i < schedule.steps(); ++i) {
     progress.check();
     const auto start = std::chrono::steady_clock::now();
@@ -43,7 +43,7 @@ Latents sample_preview(PreviewRun& run, SampleState start, const Schedule& sched
     const std::vector<Velocity> v = run.velocity(latents.video, latents.audio, timestep);
     require(v.size() == 2, "guidance needs two branches, not {}", v.size());
 
-    const Tensor v_video = guide_video(v[0].video, v[1].video, latents.video, timestep, guidance);
+    const Tensor v_video = guide_video(v[0].video, v[1].video, latents.video, timestep, guidance, run.pool());
     const Tensor v_audio = guide_audio(v[0].audio, v[1].audio, latents.audio, guidance);
     require_finite(v_video, "video velocity", i);
     require_finite(v_audio, "audio velocity", i);

@@ -8,7 +8,7 @@ namespace magi {
 Tensor sample_refiner(RefinerRun& text, RefinerRun& null_text, Tensor latent, const Schedule& schedule,
                       const GuidanceOptions& guidance, Progress& progress,
                       const std::function<void(const StepRecord&, const Tensor&)>& on_step) {
-  UniPC solver(schedule);
+  UniPC solver(schedule, {}, text.pool());
   for (std::int64_t i = 0; i < schedule.steps(); ++i) {
     progress.check();
     const auto start = std::chrono::steady_clock::now();
@@ -16,7 +16,7 @@ Tensor sample_refiner(RefinerRun& text, RefinerRun& null_text, Tensor latent, co
     const auto [cond, uncond] =
         RefinerRun::guided(text, null_text, latent, [&] { progress.check(); });
     const Tensor v =
-        guide_video(cond, uncond, latent, static_cast<double>(schedule.timesteps[step]), guidance);
+        guide_video(cond, uncond, latent, static_cast<double>(schedule.timesteps[step]), guidance, text.pool());
     require_finite(v, "video velocity", i);
     latent = solver.step(v, latent);
 

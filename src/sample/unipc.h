@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/tensor.h"
+#include "core/tensor_pool.h"
 
 namespace magi {
 
@@ -31,10 +31,11 @@ struct UniPCState {
 
 class UniPC {
  public:
-  explicit UniPC(Schedule schedule, UniPCState state = {});
+  /// What it returns and keeps lies in the pool's memory.
+  explicit UniPC(Schedule schedule, UniPCState state = {}, TensorPool pool = {});
 
   /// Takes the model's velocity at the current latents (both f32 on the host, any shape, contiguous) and
-  /// returns the latents of the next noise level. Throws when all steps are done.
+  /// returns the latents of the next noise level. Throws when all steps are done. Sums are taken in double.
   Tensor step(const Tensor& velocity, const Tensor& latents);
 
   const Schedule& schedule() const { return schedule_; }
@@ -42,12 +43,21 @@ class UniPC {
   const UniPCState& state() const { return state_; }
 
  private:
-  Tensor correct(const Tensor& x0) const;
-  Tensor predict(const Tensor& sample, std::int64_t order) const;
+  /// x̂ = carry·(last corrected sample) + x0·x₀ + last·(x₀ of the last step) + previous·(of the one before).
+  struct Correction {
+    double carry = 0, last = 0, previous = 0, x0 = 0;
+  };
+  /// The next latents = carry·x̂ + x0·x₀ + last·(x₀ of the last step).
+  struct Prediction {
+    double carry = 0, x0 = 0, last = 0;
+  };
+  Correction correction() const;
+  Prediction prediction(std::int64_t order) const;
   double lambda(std::int64_t i) const;
 
   Schedule schedule_;
   UniPCState state_;
+  TensorPool pool_;
 };
 
 }  // namespace magi
