@@ -126,10 +126,10 @@ TEST_P(RefinerForward, Bf16) {
   GOLDEN_CASE(c, "refiner_forward_" + GetParam() + "_bf16");
   GOLDEN_CASE(exact, "refiner_forward_" + GetParam() + "_f32");
   const Velocity v = run_forward(c, DType::bf16);
-  expect_bf16_distance("video velocity", v.video, c.get("video_velocity"), exact.get("video_velocity"), 2.5);
+  expect_bf16_distance("video velocity", v.video, c.get("video_velocity"), exact.get("video_velocity"), 1.25);
   if (v.audio.numel())
     expect_bf16_distance("audio velocity", v.audio, c.get("audio_velocity"), exact.get("audio_velocity"),
-                         2.5);
+                         1.25);
 }
 
 INSTANTIATE_TEST_SUITE_P(Golden, RefinerForward, testing::Values("noaudio", "audio"),

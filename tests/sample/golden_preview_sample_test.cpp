@@ -10,6 +10,7 @@
 #include "sample/preview_sampler.h"
 #include "support/backend.h"
 #include "support/compare.h"
+#include "support/flips.h"
 #include "support/golden.h"
 
 namespace magi {
@@ -43,6 +44,7 @@ class Bench {
     model_ =
         load_preview(*ops_, *open_checkpoint(golden_model("preview")), PreviewConfig::from(config), dtype);
   }
+  Ops& ops() { return *ops_; }
   PreviewRun run(const GoldenCase& c, bool with_images) {
     const Tensor latent = c.get("latent");
     std::vector<ReferenceImage> images;
@@ -69,8 +71,9 @@ bool uses_images(const std::string& name) {
   return name == "i2v" || name == "norefuncond";
 }
 
-Latents guided(PreviewRun& run, const Latents& at, double timestep, const GuidanceOptions& guidance) {
-  const auto v = run.velocity(at.video, at.audio, timestep);
+Latents guided(PreviewRun& run, const Latents& at, double timestep, const GuidanceOptions& guidance,
+               const Probe& probe = {}) {
+  const auto v = run.velocity(at.video, at.audio, timestep, probe);
   return {guide_video(v[0].video, v[1].video, at.video, timestep, guidance),
           guide_audio(v[0].audio, v[1].audio, at.audio, guidance)};
 }
@@ -102,6 +105,19 @@ TEST_P(PreviewSample, TrajectoryF32) {
   expect_close("out_audio", end.audio, first_of(c.get("out_audio")), 1e-3);
 }
 
+/// Of the guided velocity's video (`kind` 0) or audio (1): whether a row of either branch flipped.
+std::vector<bool> flips_of_either(const PackedSequence& s, const std::vector<bool>& flipped,
+                                  std::size_t kind) {
+  std::vector<bool> either;
+  for (const std::size_t first : s.first_segments) {
+    const Segment& segment = s.segments[first + kind];
+    either.resize(static_cast<std::size_t>(segment.rows));
+    for (std::int64_t r = 0; r < segment.rows; ++r)
+      if (flipped[static_cast<std::size_t>(segment.first + r)]) either[static_cast<std::size_t>(r)] = true;
+  }
+  return either;
+}
+
 TEST_P(PreviewSample, StepsBf16) {
   GOLDEN_CASE(c, "preview_sample_" + GetParam() + "_bf16");
   Bench exact(DType::f32), rounded(DType::bf16);
@@ -113,13 +129,21 @@ TEST_P(PreviewSample, StepsBf16) {
                               : Latents{first_of(c.get(step_name("latent_", k - 1))),
                                         first_of(c.get(step_name("audio_", k - 1)))};
     const double timestep = timesteps.data<float>()[k];
-    const Latents want = guided(exact_run, at, timestep, case_guidance(c));
-    const Latents got = guided(run, at, timestep, case_guidance(c));
-    expect_bf16_distance(step_name("v_video_", k), cells_from_latent(got.video),
-                         cells_from_latent(first_of(c.get(step_name("v_video_", k)))),
-                         cells_from_latent(want.video), 2.5);
-    expect_bf16_distance(step_name("v_audio_", k), got.audio, first_of(c.get(step_name("v_audio_", k))),
-                         want.audio, 2.5);
+    ExpertChoices exact_choices, choices;
+    const auto listen = [](Bench& bench, ExpertChoices& to) {
+      return [&](std::string_view name, const Tensor& value) { to.hear(bench.ops(), name, value); };
+    };
+    const Latents want = guided(exact_run, at, timestep, case_guidance(c), listen(exact, exact_choices));
+    const Latents got = guided(run, at, timestep, case_guidance(c), listen(rounded, choices));
+    const std::vector<bool> flipped = choices.differ_from(exact_choices, exact_choices.layers());
+    const auto compare = [&](const std::string& name, const Tensor& ours, const Tensor& reference,
+                             const Tensor& f32, std::size_t kind) {
+      expect_bf16_distance(name, ours, reference, f32, 2.5);
+      expect_bf16_rows(name, ours, reference, f32, flips_of_either(run.sequence(), flipped, kind));
+    };
+    compare(step_name("v_video_", k), cells_from_latent(got.video),
+            cells_from_latent(first_of(c.get(step_name("v_video_", k)))), cells_from_latent(want.video), 0);
+    compare(step_name("v_audio_", k), got.audio, first_of(c.get(step_name("v_audio_", k))), want.audio, 1);
   }
 }
 
