@@ -154,7 +154,8 @@ TEST_P(CudaOpsTest, LinearByModalityWithEpilogues) {
   }
 }
 
-/// 0.002 would be a library that adds bf16 without rounding the product first.
+/// 0.002 would be a library that adds bf16 without rounding the product first; of 30 numbers one that lies
+/// next to a tie makes as much.
 TEST_P(CudaOpsTest, LinearAdd) {
   struct Case {
     std::int64_t rows, in, out;
@@ -173,7 +174,10 @@ TEST_P(CudaOpsTest, LinearAdd) {
             ops.linear_add(y, put(x), ops.pack_linear(w, c.groups, dtype()), segments);
             return {y};
           },
-          1e-5, y_dtype == DType::bf16 ? 1e-3 : 3e-5);
+          1e-5,
+          y_dtype == DType::f32   ? 3e-5
+          : c.rows * c.out < 1000 ? 5e-3
+                                  : 1e-3);
     }
 }
 

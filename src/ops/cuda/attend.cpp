@@ -8,6 +8,7 @@
 namespace magi {
 namespace {
 
+/// y: where the result goes; none for partial results.
 cuda::AttentionArgs arguments(const Tensor& q, const Tensor& kv, std::span<const RowRange> samples,
                               const AttentionOptions& o, std::span<const Tensor> y) {
   cuda::AttentionArgs args;
@@ -15,9 +16,11 @@ cuda::AttentionArgs arguments(const Tensor& q, const Tensor& kv, std::span<const
   args.q_pitch = q.pitch();
   args.kv = kv.raw();
   args.kv_pitch = kv.pitch();
-  args.out = Tensor(y[0]).raw();
-  args.out_pitch = y[0].pitch();
-  args.later = cuda::later_rows(y);
+  if (!y.empty()) {
+    args.out = Tensor(y[0]).raw();
+    args.out_pitch = y[0].pitch();
+    args.later = cuda::later_rows(y);
+  }
   args.is_bf16 = q.dtype() == DType::bf16;
   args.heads = o.heads;
   args.kv_heads = o.kv_heads;
@@ -57,8 +60,8 @@ void CudaOps::do_window_attention(const Tensor& q, const Tensor& kv, const Windo
 void CudaOps::do_attention_partials(const Tensor& q, const Tensor& kv, std::span<const RowRange> parts,
                                     const AttentionOptions& options, Tensor& partials) {
   const RowRange queries{0, q.dim(0)};
-  cuda::attention_partials(arguments(q, kv, {&queries, 1}, options, {&partials, 1}), parts,
-                           partials.data<float>(), stream());
+  cuda::attention_partials(arguments(q, kv, {&queries, 1}, options, {}), parts, partials.data<float>(),
+                           stream());
 }
 
 void CudaOps::do_merge_attention(std::span<const Tensor> partials, const AttentionOptions& options,
