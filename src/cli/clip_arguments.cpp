@@ -4,7 +4,21 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include "core/error.h"
+#include "io/json_file.h"
+
 namespace magi {
+namespace {
+
+/// {"<Figure k>": "path", …}; else paths.
+nlohmann::json images_of(const std::vector<std::string>& paths) try {
+  const bool named = paths.size() == 1 && paths[0].starts_with('{');
+  return named ? parse_json(paths[0], "--image") : nlohmann::json(paths);
+} catch (const Error& e) {
+  throw CLI::ValidationError(e.what());
+}
+
+}  // namespace
 
 template <typename T>
 CLI::Option* add_field(CLI::App& c, nlohmann::json& request, const std::string& flag, const std::string& key,
@@ -28,10 +42,7 @@ CLI::Option* add_clip_options(CLI::App& c, std::string& root, nlohmann::json& re
       add_field<std::string>(c, request, "-p,--prompt", "prompt", "What to show and to let hear");
   c.add_option_function<std::vector<std::string>>(
        "-i,--image",
-       [&request](const std::vector<std::string>& paths) {
-         const bool named = paths.size() == 1 && !paths[0].empty() && paths[0][0] == '{';
-         request["image"] = named ? nlohmann::json::parse(paths[0], nullptr, false) : nlohmann::json(paths);
-       },
+       [&request](const std::vector<std::string>& paths) { request["image"] = images_of(paths); },
        "Reference image, may be repeated: <Figure 1> in the prompt is the first frame, <Figure 2> …; or "
        "{\"<Figure k>\": \"path\", …}")
       ->type_name("FILE");

@@ -24,9 +24,6 @@ struct PlanArguments {
 
 /// GPUs that this machine need not have: the dry run is the CPU's.
 void run_gpu_plan(const PlanArguments& a, const CheckpointRoot& root, const Request& request) {
-  const Degrees& d = a.engine.degrees;
-  require(d.sp == 0 && d.cfg == 0 && d.ep == 0,
-          "plan: --gpus tells which --sp, --cfg and --ep are best; do not give them");
   EngineOptions options;
   if (!a.engine.experts.empty()) options.experts = expert_format(a.engine.experts);
   const GpuPlan plan = plan_gpus(root, request, options, a.gpus, a.networks,
@@ -42,6 +39,9 @@ void run_gpu_plan(const PlanArguments& a, const CheckpointRoot& root, const Requ
 
 void run_plan(const PlanArguments& a) {
   const bool release = a.config == "release";
+  const Degrees& d = a.engine.degrees;
+  require(d.sp == 0 && d.cfg == 0 && d.ep == 0,
+          "plan: takes no --sp, --cfg and --ep: --gpus N tells which are best for N GPUs");
   require(release || !a.root.empty(),
           "plan: give -m ROOT, or --config release for the released model without its files");
   const std::optional<std::filesystem::path> config =

@@ -72,14 +72,18 @@ VideoOptions video_options(const Request& request, double fps) {
   return video;
 }
 
-void save_latents(const std::filesystem::path& directory, const Latents& preview, const Tensor& refined) {
+std::filesystem::path latents_file(const std::filesystem::path& directory) {
   std::error_code error;
   std::filesystem::create_directories(directory, error);
   require(!error, "{}: cannot be made: {}", directory.string(), error.message());
+  return directory / "latents.safetensors";
+}
+
+void save_latents(const std::filesystem::path& directory, const Latents& preview, const Tensor& refined) {
   std::vector<std::pair<std::string, Tensor>> tensors{{"preview_latent", preview.video},
                                                       {"audio_latent", preview.audio}};
   if (refined.defined()) tensors.emplace_back("refined_latent", refined);
-  write_safetensors(directory / "latents.safetensors", tensors);
+  write_safetensors(latents_file(directory), tensors);
 }
 
 }  // namespace magi

@@ -20,7 +20,9 @@ void identify_images(Request& request);
 /// The MP4 of a request at `fps` (the refiner doubles it), with the request in its metadata.
 VideoOptions video_options(const Request& request, double fps);
 
-/// latents.safetensors in `directory`, which is made; `refined` may be undefined.
+/// latents.safetensors in `directory`, which is made.
+std::filesystem::path latents_file(const std::filesystem::path& directory);
+/// Writes it; `refined` may be undefined.
 void save_latents(const std::filesystem::path& directory, const Latents& preview, const Tensor& refined);
 
 }  // namespace magi

@@ -151,6 +151,7 @@ class Batch {
     const AtomicFile writable(clip.task.output);
     identify_images(clip.task.request);
     pipeline_.require_room(clip.task.request);
+    if (clip.task.latents_directory) const AtomicFile latents(latents_file(*clip.task.latents_directory));
   }
 
   void begin_noise(Clip& clip) {

@@ -39,6 +39,7 @@ TEST_F(BadInput, Numbers) {
   for (const std::string value : {"0", "-5", "1000000", "99999999999999999999"})
     expect_refused({"-p", "x", "--steps", value}, "steps");
   expect_refused({"-p", "x", "--seed", "-1"}, "seed");
+  expect_error_line(generate({"-p", "x", "--seed", "99999999999999999999"}), 2, "--seed");
   expect_refused({"-p", "x", "--cfg-video", "nan"}, "cfg_video");
   expect_refused({"-p", "x", "-n", "0"}, "count");
   for (const std::string value : {"64", "64x", "64x65", "0x64", "-64x64", "64x64x64", "99999999999x64"})
@@ -48,6 +49,10 @@ TEST_F(BadInput, Numbers) {
   expect_refused({"-p", "x", "--preset", "8k"}, "preset");
   expect_refused({"-p", "x", "--dtype", "f64"}, "dtype");
   expect_refused({"-p", "x", "--vae", "mp3"}, "vae");
+}
+
+TEST_F(BadInput, DegreesOfAPlan) {
+  expect_error_line(run_program(work(), {"plan", "-m", root().string(), "--sp", "2"}), 1, "--gpus");
 }
 
 TEST_F(BadInput, Outputs) {
@@ -60,6 +65,7 @@ TEST_F(BadInput, Outputs) {
   expect_refused({"-p", "x", "-o", "clip.WebM"}, "clip.WebM: a clip is an MP4 file; name it clip.mp4");
   write("file", "");
   expect_refused({"-p", "x", "--save-latents", "file"}, "file: ");
+  EXPECT_EQ(generate({"-p", "x", "--save-latents", "file"}).err.find("denoise"), std::string::npos);
 }
 
 TEST_F(BadInput, OutputsThatWouldReplaceWhatIsNoFileOrIsRead) {
@@ -112,7 +118,7 @@ TEST_F(BadInput, Pictures) {
   expect_refused({"-p", "x", "-i", "nowhere.png"}, "nowhere.png: ");
   expect_refused({"-p", "x", "-i", ""}, "path is empty");
   expect_refused({"-p", "x", "-i", "."}, ".: ");
-  expect_refused({"-p", "x", "-i", "{\"<Figure 1>\": "}, "image");
+  expect_error_line(generate({"-p", "x", "-i", "{\"<Figure 1>\": "}), 2, "--image: not valid JSON");
   expect_refused({"-p", "x", "-i", kImages + "bomb.png"}, "bomb.png: ");
   expect_refused({"-p", "x", "-i", kImages + "picture.gif"}, "picture.gif: ");
   write("text.png", "no picture");
