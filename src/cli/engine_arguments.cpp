@@ -6,7 +6,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
-#include "cli/ranks.h"
 #include "ops/devices.h"
 #include "run/compute_device.h"
 
@@ -59,7 +58,6 @@ void add_engine_arguments(CLI::App& c, EngineArguments& a) {
                "How expert weights are kept: bf16, nvfp4 (four bits, a quarter of the memory) or nvfp4-fake "
                "(those numbers as bf16); default: as the root has them")
       ->check(CLI::IsMember({"bf16", "nvfp4", "nvfp4-fake"}));
-  add_degree_options(c, a.degrees);
   c.add_option("--vram", a.vram,
                "GiB of the GPU's memory to stay within (default: what is free); layers that do not fit are "
                "streamed from host memory")

@@ -24,6 +24,7 @@ struct EngineArguments {
   EngineOptions options(std::shared_ptr<World> world = nullptr) const;
 };
 
+/// Without the degrees, which add_degree_options() adds: a plan has none.
 void add_engine_arguments(CLI::App& command, EngineArguments& arguments);
 /// --threads: how many this program computes with, which is set as soon as it is read.
 void add_threads_option(CLI::App& command);

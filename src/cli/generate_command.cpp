@@ -212,6 +212,7 @@ void add_generate_command(CLI::App& app, Work& work) {
           ->type_name("URL");
   for (CLI::Option* option : add_enhance_arguments(c, a->enhance, "llm-")) option->needs(enhance);
   add_engine_arguments(c, a->engine);
+  add_degree_options(c, a->engine.degrees);
   c.add_option("--config", a->config,
                "Configuration of the official schema (default: the root's, else the release's)")
       ->type_name("FILE");

@@ -39,9 +39,6 @@ void run_gpu_plan(const PlanArguments& a, const CheckpointRoot& root, const Requ
 
 void run_plan(const PlanArguments& a) {
   const bool release = a.config == "release";
-  const Degrees& d = a.engine.degrees;
-  require(d.sp == 0 && d.cfg == 0 && d.ep == 0,
-          "plan: takes no --sp, --cfg and --ep: --gpus N tells which are best for N GPUs");
   require(release || !a.root.empty(),
           "plan: give -m ROOT, or --config release for the released model without its files");
   const std::optional<std::filesystem::path> config =

@@ -51,10 +51,6 @@ TEST_F(BadInput, Numbers) {
   expect_refused({"-p", "x", "--vae", "mp3"}, "vae");
 }
 
-TEST_F(BadInput, DegreesOfAPlan) {
-  expect_error_line(run_program(work(), {"plan", "-m", root().string(), "--sp", "2"}), 1, "--gpus");
-}
-
 TEST_F(BadInput, Outputs) {
   fs::create_directories(work() / "directory");
   expect_refused({"-p", "x", "-o", "directory"}, "directory: ");
