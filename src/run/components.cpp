@@ -40,7 +40,8 @@ CheckpointRoot CheckpointRoot::release() {
 }
 
 fs::path CheckpointRoot::configured(const ConfigNode& section, const char* key, const char* otherwise) const {
-  const fs::path path = section.text(key, (root_ / otherwise).string());
+  const fs::path path = section.text(key, std::string());
+  if (path.empty()) return root_ / otherwise;
   return path.is_absolute() || fs::exists(path) ? path : root_ / path;
 }
 

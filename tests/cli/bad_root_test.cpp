@@ -45,6 +45,12 @@ class BadRoot : public ProgramTest {
   }
 };
 
+TEST_F(BadRoot, AMissingPartOfARootWithARelativePath) {
+  fs::remove_all(root() / "refiner");
+  expect_error_line(run_program(work(), {"plan", "-m", "../root", "--refine", "64x64"}), 1,
+                    "magi2: ../root/refiner: no such checkpoint");
+}
+
 TEST_F(BadRoot, NoRoot) {
   expect_error_line(run_program(work(), {"generate", "-m", "nowhere", "-p", "x"}), 1, "nowhere");
   expect_error_line(run_program(work(), {"generate", "-m", work().string(), "-p", "x"}), 1, work().string());
