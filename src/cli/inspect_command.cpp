@@ -41,7 +41,7 @@ void inspect_root(const std::string& path) {
     print_part(part);
     missing += part.needed && !part.problems.empty();
   }
-  require(missing == 0, "{}: {} of the parts that text-to-video needs are incomplete", path, missing);
+  require(missing == 0, "{}: parts that text-to-video needs and that are incomplete: {}", path, missing);
 }
 
 void inspect_tensors(const std::string& path) {
