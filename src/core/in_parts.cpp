@@ -9,7 +9,6 @@
 #include <memory>
 #include <mutex>
 #include <thread>
-#include <vector>
 
 namespace magi {
 namespace {
@@ -23,7 +22,7 @@ struct Job {
   std::atomic<int> places;                        // for helpers
   std::atomic<std::int64_t> next{0}, done{0};
 
-  void work() {
+  void work() noexcept {  // a part that threw here would leave the helpers with a function that is gone
     for (std::int64_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) {
       part(i);
       if (done.fetch_add(1) + 1 == count) done.notify_one();
@@ -36,17 +35,11 @@ struct Job {
 
 class Helpers {
  public:
+  /// Never destroyed: at the end of the process, or of one that was forked from it and has no helpers, nobody
+  /// has to wait for them.
   static Helpers& all() {
-    static Helpers helpers;
+    static Helpers& helpers = *new Helpers;
     return helpers;
-  }
-  ~Helpers() {
-    {
-      const std::lock_guard lock(mutex_);
-      stop_ = true;
-    }
-    wake_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
   }
 
   /// False where another has them.
@@ -56,7 +49,7 @@ class Helpers {
     const auto job = std::make_shared<Job>(count, part, helpers);
     {
       const std::lock_guard lock(mutex_);
-      while (std::ssize(threads_) < helpers) threads_.emplace_back([this] { help(); });
+      for (; threads_ < helpers; ++threads_) std::thread([this] { help(); }).detach();
       job_ = job;
       ++jobs_;
     }
@@ -67,11 +60,10 @@ class Helpers {
   }
 
  private:
-  void help() {
+  [[noreturn]] void help() {
     std::int64_t seen = 0;
     for (std::unique_lock lock(mutex_);;) {
-      wake_.wait(lock, [&] { return stop_ || jobs_ != seen; });
-      if (stop_) return;
+      wake_.wait(lock, [&] { return jobs_ != seen; });
       seen = jobs_;
       const std::shared_ptr<Job> job = job_;
       lock.unlock();
@@ -84,8 +76,7 @@ class Helpers {
   std::condition_variable wake_;
   std::shared_ptr<Job> job_;
   std::int64_t jobs_ = 0;
-  bool stop_ = false;
-  std::vector<std::thread> threads_;
+  int threads_ = 0;
 };
 
 }  // namespace
@@ -99,6 +90,7 @@ void in_parts(std::int64_t count, const std::function<void(std::int64_t)>& part)
 void in_ranges(std::int64_t count, std::int64_t step,
                const std::function<void(std::int64_t first, std::int64_t end)>& range) {
   constexpr std::int64_t length = 32768;
+  if (count == 0) return;  // whatever the step is
   const std::int64_t size = std::max<std::int64_t>(length / step, 1) * step;
   in_parts((count + size - 1) / size,
            [&](std::int64_t i) { range(i * size, std::min((i + 1) * size, count)); });

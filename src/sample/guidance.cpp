@@ -44,7 +44,6 @@ Tensor join(const Tensor& cond, const Tensor& uncond, const Tensor& latent, std:
   const std::int64_t n = cond.numel();
   const std::int64_t length = rows ? n / rows : 0;
   const bool skim = options.skimmed && std::any_of(u, u + n, [](float value) { return value != 0; });
-  if (n == 0) return result;
   in_ranges(n, length, [&](std::int64_t first, std::int64_t end) {
     for (std::int64_t row = first; row < end; row += length) {
       const float w = scales[static_cast<std::size_t>(row / length) % scales.size()];
