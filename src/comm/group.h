@@ -72,7 +72,7 @@ class Transport {
   virtual void copy(Tensor to, const Tensor& from);
   /// A window of at least `bytes` a rank that nobody else has; all ranks of the run ask together, with equal
   /// bytes, and let go together. One that was let go is lent again, or closed where a larger one is asked
-  /// for. Null on all ranks where some cannot write to another's memory.
+  /// for. Null on all ranks where some cannot write to another's memory, or there is no room for it.
   std::shared_ptr<Window> open_window(std::size_t bytes);
   /// Counts what was written into windows.
   virtual void count_written(const std::string& what, std::int64_t sent, std::int64_t received);

@@ -4,7 +4,9 @@
 #include <mpi.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <functional>
+#include <memory>
 #include <thread>
 #include <utility>
 
@@ -120,14 +122,16 @@ class MpiExchange final : public Exchange {
   std::vector<int> peers_;
 };
 
+constexpr std::size_t kAlignment = 256;  // of a window's pieces; MPI's begin anywhere
+
 /// Shared memory of the processes of one machine.
 class MpiWindow final : public Window {
  public:
   MpiWindow(MPI_Comm machine, std::size_t bytes) : bytes_(bytes) {
     void* own = nullptr;
-    check_mpi(
-        MPI_Win_allocate_shared(static_cast<MPI_Aint>(bytes), 1, MPI_INFO_NULL, machine, &own, &window_),
-        "sharing memory");
+    check_mpi(MPI_Win_allocate_shared(static_cast<MPI_Aint>(bytes + kAlignment), 1, MPI_INFO_NULL, machine,
+                                      &own, &window_),
+              "sharing memory");
     int ranks = 0;
     MPI_Comm_size(machine, &ranks);
     for (int r = 0; r < ranks; ++r) {
@@ -135,7 +139,9 @@ class MpiWindow final : public Window {
       int unit = 0;
       void* piece = nullptr;
       check_mpi(MPI_Win_shared_query(window_, r, &size, &unit, static_cast<void*>(&piece)), "sharing memory");
-      pieces_.push_back(static_cast<std::byte*>(piece));
+      // Mappings begin at pages, so that this is the same place for every process.
+      auto space = static_cast<std::size_t>(size);
+      pieces_.push_back(static_cast<std::byte*>(std::align(kAlignment, bytes, piece, space)));
     }
   }
   std::byte* on(int rank) const override { return pieces_.at(static_cast<std::size_t>(rank)); }
@@ -174,7 +180,12 @@ class MpiTransport final : public Transport {
     MPI_Comm_size(machine_, &here);
     if (here < size_) return nullptr;
     monitor_->check();
-    return std::make_shared<MpiWindow>(machine_, (bytes + 4095) / 4096 * 4096);  // each piece begins a page
+    // Containers often have little of it, and MPI would end the run.
+    std::error_code unknown;
+    const std::uintmax_t room = std::filesystem::space("/dev/shm", unknown).available;
+    int fits = room / static_cast<std::uintmax_t>(here) >= bytes + kAlignment;
+    check_mpi(MPI_Bcast(&fits, 1, MPI_INT, 0, machine_), "agreeing on a window");
+    return fits ? std::make_shared<MpiWindow>(machine_, bytes) : nullptr;
   }
 
   std::shared_ptr<Monitor> monitor_;

@@ -74,7 +74,10 @@ class NcclTransport final : public Transport {
     if (failed_) {
       ncclCommAbort(communicator_);
     } else {
-      close_windows();
+      try {
+        close_windows();
+      } catch (const Error&) {  // a device that failed: what it said first is on its way
+      }
       ncclCommDestroy(communicator_);
     }
     cudaStreamDestroy(stream_);

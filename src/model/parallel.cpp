@@ -117,7 +117,8 @@ std::vector<std::int64_t> Parallel::row_counts(const Segments& sequence, const G
 }
 
 Landings Parallel::open_landings(const Segments& sequence, const ExchangeSizes& s) const {
-  if (!windows_ || (sequence_.alone() && experts_.alone())) return {};
+  const int members = std::max(sequence_.size(), experts_.size());
+  if (!windows_ || members == 1 || members > static_cast<int>(kRowParts)) return {};
   const std::int64_t ratio = s.heads / s.kv_heads;
   const std::int64_t head_columns = (ratio + 2) * s.head_dim + (s.gated ? ratio : 0);
   const std::int64_t moe_dim = s.moe_heads > 0 ? s.moe_width / s.moe_heads : 0;

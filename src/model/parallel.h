@@ -100,8 +100,8 @@ class Parallel {
   /// MoE heads whose experts this rank has.
   Share expert_heads(std::int64_t heads) const { return share_of(heads, experts_.size(), experts_.rank()); }
 
-  /// Room for the exchanges of `sequence`, where the ranks' devices write to each other's memory; all ranks
-  /// ask together, and keep it for as long as they compute.
+  /// Room for the exchanges of `sequence`, where the ranks' devices write to each other's memory and a group
+  /// has at most kRowParts of them; all ranks ask together, and keep it for as long as they compute.
   Landings open_landings(const Segments& sequence, const ExchangeSizes& sizes) const;
 
   /// Attention of whole samples: own rows of qkv, sinks and gate for all heads → own rows of all heads.

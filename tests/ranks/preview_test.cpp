@@ -100,6 +100,7 @@ TEST(Windows, WhatRanksWriteIsThereAfterTheArrival) {
     EXPECT_TRUE(n == 1 || tests_on_cuda()) << "processes of one machine share memory";
     GTEST_SKIP() << "these ranks do not write to each other's memory";
   }
+  for (int r = 0; r < n; ++r) EXPECT_EQ(reinterpret_cast<std::uintptr_t>(window->on(r)) % 256, 0U);
   const auto row = [&](int on, int from) {  // of rank `from`, in the piece of rank `on`
     std::byte* const at = all.on(*window, on) + static_cast<std::size_t>(from) * kCount * sizeof(float);
     return Tensor::view(at, DType::f32, {1, kCount}, window, window->device());
@@ -130,6 +131,8 @@ TEST(Windows, WhatRanksWriteIsThereAfterTheArrival) {
   window = nullptr;
   EXPECT_EQ(all.open_window(bytes)->on(me), before) << "let go, and not lent again";
   EXPECT_GE(all.open_window(2 * bytes)->bytes(), 2 * bytes);
+  if (tests_on_cuda()) return;
+  EXPECT_EQ(all.open_window(std::size_t{1} << 50), nullptr) << "more than there is";
 }
 
 TEST(Degrees, DefaultsAndErrors) {
