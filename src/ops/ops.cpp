@@ -471,7 +471,7 @@ void Ops::experts_into(const Tensor& z, const Routing& routing, const ExpertWeig
   const double flops =
       6.0 * static_cast<double>(routing.index.numel()) * static_cast<double>(w.dim * w.hidden);
   run(
-      {"experts", flops, checks::bytes({&z, &w.gate, &w.up, &w.down, &w.nvfp4, &z})},
+      {"experts", flops, checks::bytes({&z, &w.gate, &w.up, &w.down, &w.nvfp4, &z})},  // y is as large as z
       [&] { do_experts(z, routing, w, y); }, experts_scratch(z, routing, w));
 }
 

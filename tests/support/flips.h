@@ -75,7 +75,7 @@ std::pair<double, std::int64_t> root_mean_square(const std::vector<double>& erro
 /// Rows of `got`, of the bf16 reference and of f32, matrices of as many rows; `flipped`: those of `got` that
 /// routing decided. Checked: where it did not, the distance to f32 (root mean square over the rows) is within
 /// 1.25 of the reference's; and it did so to no more rows than to the reference's, but for chance. Which rows
-/// of the reference those are is seen by their error, more than twice that of the lower half of its rows;
+/// of the reference those are is seen by their error, more than twice the median of the lower half;
 /// `got` is counted by the same measure.
 inline void expect_bf16_rows(const std::string& name, const Tensor& got, const Tensor& reference,
                              const Tensor& exact, const std::vector<bool>& flipped) {
