@@ -23,7 +23,8 @@ namespace {
 
 using namespace magi::sm90;
 
-constexpr int kConsumers = 3, kThreads = (kConsumers + 1) * kWarpgroup, kWarps = kConsumers * 4;
+constexpr int kConsumers = 3, kThreads = (kConsumers + 1) * kWarpgroup;
+[[maybe_unused]] constexpr int kWarps = kConsumers * 4;  // of consumers
 constexpr int kTileRows = 64 * kConsumers, kTileColumns = 256, kDepth = 64;
 constexpr int kStages = 4, kCluster = 2;
 /// Rows of a cluster's tile, and such tiles that walk the columns together: their inputs stay in L2 while the
