@@ -46,8 +46,9 @@ double other_parameters(const PreviewConfig& c, bool has_experts, bool per_modal
 
 /// Seconds of an exchange in which a rank sends `bytes` to each of its group's `size` − 1 others, neighbours
 /// in rank.
-double exchange_seconds(const Network& n, int size, double bytes) {
+double exchange_seconds(const Network& n, int size, double bytes, bool direct) {
   if (size == 1) return 0;
+  if (direct) return (size - 1) * bytes / n.direct + n.latency;
   const int near = std::min(size, n.gpus_a_node) - 1, far = size - 1 - near;
   return std::max(near * bytes / n.inside, far > 0 ? far * bytes / n.between : 0) + n.latency;
 }
@@ -55,9 +56,9 @@ double exchange_seconds(const Network& n, int size, double bytes) {
 }  // namespace
 
 Network network_named(std::string_view name) {
-  if (name == "nvlink") return {"nvlink", 1 << 20, 310e9, 310e9, 20e-6};
-  if (name == "infiniband") return {"infiniband", 8, 310e9, 45e9, 40e-6};
-  if (name == "ethernet") return {"ethernet", 8, 310e9, 1.5e9, 100e-6};
+  if (name == "nvlink") return {"nvlink", 1 << 20, 310e9, 310e9, 20e-6, 450e9};
+  if (name == "infiniband") return {"infiniband", 8, 310e9, 45e9, 40e-6, 450e9};
+  if (name == "ethernet") return {"ethernet", 8, 310e9, 1.5e9, 100e-6, 450e9};
   require(name == "pcie",
           "there are no figures for the network \"{}\"; choose nvlink, infiniband, ethernet or pcie", name);
   return {"pcie", 8, 22e9, 22e9, 30e-6};
@@ -72,6 +73,8 @@ double expert_bytes(const PreviewConfig& config, double expert_bits) {
 RankPrediction predict_step(const PreviewConfig& c, std::vector<int64_t> branches, const Degrees& degrees,
                             const Network& network, double expert_bits, const GpuRates& rates) {
   const int ranks = degrees.sp * degrees.cfg;
+  const bool direct = network.direct > 0 && std::max(degrees.sp, degrees.ep) <= static_cast<int>(kRowParts) &&
+                      ranks <= network.gpus_a_node;
   // The busiest rank is the first one: of the longer branch, with one row, head and MoE head more where they
   // do not divide.
   const int64_t all_rows = std::accumulate(branches.begin(), branches.end(), int64_t{0});
@@ -97,23 +100,23 @@ RankPrediction predict_step(const PreviewConfig& c, std::vector<int64_t> branche
     // Rows to heads and back: q, k, v and a gate, and the output, in bf16, to each other rank its heads.
     if (degrees.sp > 1) {
       const double out = 2 * rows * (3 * heads * head_dim + 8), back = 2 * rows * heads * head_dim;
-      p.exchange += exchange_seconds(network, degrees.sp, out) + exchange_seconds(network, degrees.sp, back);
+      p.exchange += exchange_seconds(network, degrees.sp, out, direct) +
+                    exchange_seconds(network, degrees.sp, back, direct);
       p.bytes_sent += (degrees.sp - 1) * (out + back);
-      // What norm and rotary write elsewhere costs nothing more than in place, but the values come along.
-      const double values = out / 3;
-      p.compute += 2 * degrees.sp * (values + back) / rates.copy_bytes;
+      // Packing: what norm and rotary write costs nothing more than in place, but the values come along.
+      if (!direct) p.compute += 2 * degrees.sp * (out / 3 + back) / rates.copy_bytes;
     }
     if (!moe) continue;
     p.weight_bytes += expert_parameters(c) * expert_bits / 8 * moe_heads / static_cast<double>(c.moe_heads);
     p.compute += 2 * group_rows * work.experts * moe_heads / static_cast<double>(c.moe_heads) / rates.experts;
     if (degrees.ep > 1) {
       const double one_way = 2 * rows * expert_width;
-      p.exchange += 2 * exchange_seconds(network, degrees.ep, one_way);
+      p.exchange += 2 * exchange_seconds(network, degrees.ep, one_way, direct);
       p.bytes_sent += 2 * (degrees.ep - 1) * one_way;
-      p.compute += 2 * 2 * degrees.ep * one_way / rates.copy_bytes;
+      if (!direct) p.compute += 2 * 2 * degrees.ep * one_way / rates.copy_bytes;
     }
   }
-  if (ranks > 1) p.compute *= 1 + rates.unequal;
+  if (degrees.sp > 1 || degrees.ep > 1) p.compute *= 1 + rates.unequal;
   p.compute += rates.host_step + static_cast<double>(all_rows) * rates.host_row;
   p.seconds = p.compute + p.exchange;
   return p;

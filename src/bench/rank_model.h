@@ -19,16 +19,19 @@ struct GpuRates {
       89e-9;  ///< seconds that a row takes a layer beside products (mHC, norms, rotary, router, sums)
   double copy_bytes = 3.4e12;                   ///< read and written, packing for an exchange
   double host_step = 0.03, host_row = 0.12e-6;  ///< seconds on the host between steps, on every rank
-  double unequal = 0.02;  ///< by which the slowest of several GPUs is slower than one alone
+  double unequal = 0.015;  ///< by which GPUs take longer that wait for the slowest in every layer
 };
 
 /// Links between GPUs. Bytes a second that a GPU sends, while all do.
 struct Network {
   std::string name;
   int gpus_a_node = 8;
-  double inside = 0;   ///< to the GPUs of its node
+  double inside = 0;   ///< in messages to the GPUs of its node
   double between = 0;  ///< to those of others
   double latency = 0;  ///< seconds of an exchange, however small
+  /// Where all GPUs are of one node, kernels write what they compute where it is needed: bytes a second of
+  /// what they take longer for it; 0: they do not.
+  double direct = 0;
 };
 /// "nvlink" (one NVLink domain, however large); nodes of eight over NVLink, between them "infiniband" (400
 /// Gb/s a GPU) or "ethernet" (100 Gb/s a node); "pcie". Throws Error for other names.

@@ -124,7 +124,6 @@ void make_clips(GenerateArguments& a, const CheckpointRoot& root, EngineOptions 
   if (!a.enhance.url.empty()) enhance_tasks(tasks, a.enhance.options(), progress);
   print_plan(root, tasks.front(), engine);
   const std::vector<Report> reports = generate(root, tasks, progress, engine);
-  dismiss(*engine.world);
   progress.finish();
   require(batch || reports.front().error.empty(), "{}", reports.front().error);
   if (stats) write_stats(*stats, reports, batch);

@@ -77,7 +77,6 @@ void run_serve(ServeArguments& a) {
     options.keep_seconds = static_cast<std::int64_t>(a.keep_days * 24 * 3600);
     options.keep_bytes = static_cast<std::int64_t>(a.keep_gb * 1e9);
     serve(root, options, signals);
-    dismiss(*world);
   });
 }
 

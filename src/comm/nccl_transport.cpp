@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <exception>
 
 #include "comm/nccl.h"
 #include "comm/nccl_window.h"
@@ -71,7 +72,8 @@ class NcclTransport final : public Transport {
 
   ~NcclTransport() override {
     monitor_->watch({});
-    if (failed_) {
+    // An orderly end waits for the other ranks'; where an error ends this one, they may be elsewhere.
+    if (failed_ || std::uncaught_exceptions() > 0) {
       ncclCommAbort(communicator_);
     } else {
       try {
@@ -123,8 +125,6 @@ class NcclTransport final : public Transport {
 
  private:
   std::shared_ptr<Window> make_window(std::size_t bytes) override {
-    if (const char* wanted = std::getenv("MAGI2_GPU_WINDOWS"); !wanted || std::string_view(wanted) != "1")
-      return nullptr;  // not measured between two GPUs yet (docs/ranks.md)
     monitor_->check();
     check_cuda(cudaSetDevice(device_.index), "choosing the CUDA device");
     return make_nccl_window(communicator_, size_, device_, bytes);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "run/engine.h"
 
+#include <exception>
+
 namespace magi {
 
 Engine::Engine(const CheckpointRoot& root, const EngineOptions& options)
@@ -12,6 +14,10 @@ Engine::Engine(const CheckpointRoot& root, const EngineOptions& options)
 }
 
 Engine::~Engine() {
+  if (pipeline_.team().first() && std::uncaught_exceptions() == 0) try {
+      dismiss(pipeline_);
+    } catch (const Error&) {  // the run ends anyhow
+    }
   parts_->clear();  // before the backends that made their tensors
 }
 

@@ -23,8 +23,7 @@ class Engine {
   /// As generate() for one task. One at a time.
   Report make(ClipTask task, Progress& progress);
 
-  /// What the other ranks do while rank 0 uses its engine: their part in each make(), until dismiss() there
-  /// (run/generate.h).
+  /// What the other ranks do while rank 0 uses its engine: their part in each make(), until that one ends.
   void follow();
 
   /// Text features for ClipTask::text; may run beside make() where can_encode_ahead(). Throws Error or

@@ -329,7 +329,9 @@ std::vector<Report> generate(const CheckpointRoot& root, std::vector<ClipTask> t
                              const EngineOptions& options) {
   Pipeline pipeline(root, progress, options);
   pipeline.team().require_same(root, options);
-  return generate(root, pipeline, std::move(tasks), progress);
+  std::vector<Report> reports = generate(root, pipeline, std::move(tasks), progress);
+  dismiss(pipeline);
+  return reports;
 }
 
 std::vector<Report> generate(const CheckpointRoot& root, Pipeline& pipeline, std::vector<ClipTask> tasks,
@@ -360,8 +362,8 @@ void follow(const CheckpointRoot& root, const EngineOptions& options) {
   follow(root, pipeline);
 }
 
-void dismiss(const World& world) {
-  if (!world.alone()) world.host().broadcast(std::string(kDismissed), 0);
+void dismiss(const Pipeline& pipeline) {
+  if (!pipeline.team().alone()) pipeline.team().world().host().broadcast(std::string(kDismissed), 0);
 }
 
 }  // namespace magi

@@ -51,12 +51,13 @@ struct ClipTask {
 
 /// Makes the clips stage by stage (all texts, then all previews, …), so that each part of the checkpoint is
 /// loaded once and peak memory follows the largest stage. Report i tells of task i; one that failed has its
-/// `error` set, and the others are made all the same. Throws Cancelled alone. No partial file is left.
+/// `error` set, and the others are made all the same. Throws Cancelled alone. No partial file is left. Over
+/// ranks, rank 0 calls this, once; the others follow().
 std::vector<Report> generate(const CheckpointRoot& root, std::vector<ClipTask> tasks, Progress& progress,
                              const EngineOptions& options = {});
 
-/// The same with a pipeline of `root` that outlives the clips. Over ranks, rank 0 calls this; the others
-/// follow().
+/// The same with a pipeline of `root` that outlives the clips, as often as wanted. Over ranks, dismiss()
+/// ends it.
 std::vector<Report> generate(const CheckpointRoot& root, Pipeline& pipeline, std::vector<ClipTask> tasks,
                              Progress& progress);
 
@@ -64,7 +65,7 @@ std::vector<Report> generate(const CheckpointRoot& root, Pipeline& pipeline, std
 /// Throws RankLost when the run ends otherwise. `before_each`: called before each of them.
 void follow(const CheckpointRoot& root, Pipeline& pipeline, const std::function<void()>& before_each = {});
 void follow(const CheckpointRoot& root, const EngineOptions& options);
-/// Rank 0 has no more to make.
-void dismiss(const World& world);
+/// Rank 0 has no more to make. Before its pipeline ends: GPUs part together.
+void dismiss(const Pipeline& pipeline);
 
 }  // namespace magi

@@ -10,13 +10,13 @@ fi
 count=$1
 shift
 unset OMPI_COMM_WORLD_SIZE RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
-rank() { # number, command
+rank() { # number, command, in place of this shell: a process that signals reach
   number=$1
   shift
   if [ "$launcher" = slurm ]; then
-    SLURM_PROCID=$number SLURM_NTASKS=$count SLURM_STEP_ID=0 SLURM_STEP_NODELIST=localhost SLURM_JOB_ID=$$ "$@"
+    exec env SLURM_PROCID=$number SLURM_NTASKS=$count SLURM_STEP_ID=0 SLURM_STEP_NODELIST=localhost SLURM_JOB_ID=$$ "$@"
   else
-    RANK=$number WORLD_SIZE=$count MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + $$ % 20000)) "$@"
+    exec env RANK=$number WORLD_SIZE=$count MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + $$ % 20000)) "$@"
   fi
 }
 others=""
@@ -26,7 +26,7 @@ while [ "$next" -lt "$count" ]; do
   others="$others $!"
   next=$((next + 1))
 done
-rank 0 "$@"
+(rank 0 "$@")
 result=$?
 for process in $others; do
   wait "$process" || result=1

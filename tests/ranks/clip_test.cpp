@@ -47,16 +47,15 @@ class Clips : public testing::Test {
     const auto tasks = make_variants(
         1, {request, directory_ / (name + ".mp4"), directory_ / (name + "_latents")}, root.defaults());
     Report report = generate(root, tasks, progress, engine).at(0);
-    if (engine.world) dismiss(*engine.world);
     EXPECT_EQ(report.error, "");
     return report;
   }
 
   void expect_same_with_any_degrees(const CheckpointRoot& root, const Json& request) const {
-    const Report alone = make(root, request, "alone", {});
+    const Report alone = make(root, request, "alone", {rank_device()});
     for (const Degrees& degrees : possible_degrees(world().size())) {
       if (degrees.ep != world().size()) continue;
-      EngineOptions engine;
+      EngineOptions engine{rank_device()};
       engine.world = {std::shared_ptr<void>(), &world()};
       engine.degrees = degrees;
       const Report together = make(root, request, "together", engine);

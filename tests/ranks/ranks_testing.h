@@ -12,9 +12,14 @@ namespace magi {
 /// All ranks of this test program.
 World& world();
 
-/// Scratch memory of this rank, on the host full of NaN, or on a GPU of its own ($MAGI2_TEST_DEVICE).
+/// Where this rank computes: the host, or a GPU of its own ($MAGI2_TEST_DEVICE).
+inline Device rank_device() {
+  return tests_on_cuda() ? Device{Device::Kind::cuda, world().local_rank()} : Device{};
+}
+
+/// Scratch memory there, on the host full of NaN.
 inline Arena rank_arena(std::size_t bytes = std::size_t{4} << 30) {
-  return tests_on_cuda() ? make_cuda_arena(world().local_rank(), bytes) : test_arena(bytes);
+  return tests_on_cuda() ? make_cuda_arena(rank_device().index, bytes) : test_arena(bytes);
 }
 
 inline Tensor random_normal(unsigned seed, const Shape& shape) {

@@ -5,11 +5,11 @@
 set -eu
 program=$1 ranks=$2
 shift 2
-export OMP_NUM_THREADS=1
+. "$(dirname "$0")/launch.sh"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 "$program" init "$work/root" > /dev/null 2>&1
-common=(generate -m "$work/root" --device cpu -W 64 -H 64 --seconds 0.4 --steps 2)
+common=(generate -m "$work/root" --device "$device" -W 64 -H 64 --seconds 0.4 --steps 2)
 make() { # name, then options
   local name=$1
   shift
@@ -21,7 +21,7 @@ image=(-p "The sun of <Figure 1> sets." -i "$work/root/example.png" --refine 96x
 launch=(env)
 make text-one "${text[@]}"
 make image-one "${image[@]}"
-launch=(mpirun --allow-run-as-root --oversubscribe -n "$ranks")
+launch=("${ranks_launcher[@]}")
 make text-many "${text[@]}" "$@"
 make image-many "${image[@]}" "$@"
 for kind in text image; do

@@ -5,7 +5,7 @@
 set -u
 ranks=$1 program=$2
 command -v curl > /dev/null || { echo "curl is not installed"; exit 77; }
-export OMP_NUM_THREADS=1
+. "$(dirname "$0")/launch.sh"
 work=$(mktemp -d)
 launcher=""
 trap '[ -n "$launcher" ] && kill -9 $launcher 2> /dev/null; rm -rf "$work"' EXIT
@@ -15,7 +15,7 @@ lose() { echo "$*"; cat "$work"/*.log; exit 1; }
 start() { # name, launcher's words: sets launcher and url
   local name=$1
   shift
-  "$@" "$program" serve -m "$work/root" --data "$work/$name" --port 0 --device cpu > "$work/$name.log" 2>&1 &
+  "$@" "$program" serve -m "$work/root" --data "$work/$name" --port 0 --device "$device" > "$work/$name.log" 2>&1 &
   launcher=$!
   local port=""
   for _ in $(seq 600); do
@@ -54,7 +54,7 @@ clip "$work/alone.mp4"
 kill -TERM $launcher
 wait $launcher || lose "the server on one rank ended with $?"
 
-start together mpirun --allow-run-as-root --oversubscribe -n "$ranks"
+start together "${ranks_launcher[@]}"
 clip "$work/together.mp4"
 cmp "$work/alone.mp4" "$work/together.mp4" || lose "the clips differ"
 long=$(create 80)
@@ -66,14 +66,11 @@ clip "$work/after.mp4"
 cmp "$work/alone.mp4" "$work/after.mp4" || lose "the clip after a cancelled one differs"
 
 all=$(pgrep -P $launcher)
-for process in $all; do
-  tr '\0' '\n' < "/proc/$process/environ" | grep -qx OMPI_COMM_WORLD_RANK=0 && kill -TERM "$process"
-done
-(sleep 60; kill -9 $launcher 2> /dev/null) & guard=$!
+kill -TERM "$(rank_of $launcher 0)"
+end_after 60 $launcher &
 wait $launcher
 result=$?
 launcher=""
-kill $guard 2> /dev/null
 [ $result -eq 0 ] || lose "the server over ranks ended with $result"
 for process in $all; do
   [ ! -d "/proc/$process" ] || lose "process $process is left"
