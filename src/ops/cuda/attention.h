@@ -79,8 +79,8 @@ void window_attention_sm90(const AttentionArgs& args, const WindowOptions& windo
 void attention_partials_sm90(const AttentionArgs& args, std::span<const RowRange> parts, float* partials,
                              cudaStream_t stream);
 
-/// Any device since compute capability 8.0: tensor cores where bf16, head_dim 64, 128 or 256 and the
-/// alignments above allow; else (f32 and all the rest) plain f32 arithmetic.
+/// Any device since compute capability 8.0: tensor cores where bf16, head_dim a multiple of 8, at most 256,
+/// and rows that begin at multiples of 16 bytes; else (f32 and all the rest) plain f32 arithmetic.
 void attention_portable(const AttentionArgs& args, cudaStream_t stream);
 void window_attention_portable(const AttentionArgs& args, const WindowOptions& window, cudaStream_t stream);
 void attention_partials_portable(const AttentionArgs& args, std::span<const RowRange> parts, float* partials,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention without Hopper's instructions: on the tensor cores of any device since compute capability 8.0
-// (after FlashAttention-2, Dao 2023), and in plain f32 arithmetic for every dtype and head size.
+// (after FlashAttention-2, Dao 2023), heads padded with zeros to the next tile, and in plain f32 arithmetic
+// for every dtype and head size.
 #include <cuda_bf16.h>
 
 #include <type_traits>
@@ -46,14 +47,15 @@ struct SharedTile {
   __device__ __forceinline__ std::uint32_t piece(int row, int column_piece) const {
     return sm90::shared_address(&data[row][(column_piece ^ (row & 7)) * 8]);
   }
-  /// Starts to copy `rows` rows (the others become zeros) of `pitch` elements.
-  __device__ __forceinline__ void copy(const __nv_bfloat16* from, std::int64_t pitch, int rows) const {
+  /// Starts to copy `rows` rows of `dim` elements, `pitch` apart; the rest of the tile becomes zeros.
+  __device__ __forceinline__ void copy(const __nv_bfloat16* from, std::int64_t pitch, int rows,
+                                       int dim) const {
     constexpr int kPieces = kDim / 8;
     for (int i = threadIdx.x; i < kTile * kPieces; i += blockDim.x) {
       const int row = i / kPieces, column = i % kPieces;
-      const bool real = row < rows;
+      const bool real = row < rows && column * 8 < dim;
       asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(piece(row, column)),
-                   "l"(from + (real ? row : 0) * pitch + column * 8), "r"(real ? 16 : 0)
+                   "l"(real ? from + row * pitch + column * 8 : from), "r"(real ? 16 : 0)
                    : "memory");
     }
   }
@@ -126,21 +128,22 @@ __global__ void __launch_bounds__(128) tensor_kernel(const __grid_constant__ Att
   const int query = Walk::query_row(p, tile), end = Walk::query_end(p, tile);
   if (query >= end) return;
   const int row = query + 16 * (threadIdx.x / 32) + threadIdx.x % 32 / 4;
+  const int dim = p.head_dim;
   const auto* queries = static_cast<const __nv_bfloat16*>(p.q);
   const auto* keys =
-      static_cast<const __nv_bfloat16*>(p.kv) + tile.sample->first_key * p.kv_pitch + tile.kv_head * kDim;
-  const auto* values = keys + p.kv_heads * kDim;
+      static_cast<const __nv_bfloat16*>(p.kv) + tile.sample->first_key * p.kv_pitch + tile.kv_head * dim;
+  const auto* values = keys + p.kv_heads * dim;
   Walk walk(p, tile);
 
-  shared.q.copy(queries + (tile.sample->first + query) * p.q_pitch + tile.head * kDim, p.q_pitch,
-                end - query);
-  shared.k.copy(keys + walk.row * p.kv_pitch, p.kv_pitch, walk.remaining);
+  shared.q.copy(queries + (tile.sample->first + query) * p.q_pitch + tile.head * dim, p.q_pitch, end - query,
+                dim);
+  shared.k.copy(keys + walk.row * p.kv_pitch, p.kv_pitch, walk.remaining, dim);
   copies_commit();
 
   float o[kDim / 2] = {};
   RunningSoftmax state = {{-INFINITY, -INFINITY}, {0.f, 0.f}};
   for (bool more = true; more;) {
-    shared.v.copy(values + walk.row * p.kv_pitch, p.kv_pitch, walk.remaining);
+    shared.v.copy(values + walk.row * p.kv_pitch, p.kv_pitch, walk.remaining, dim);
     copies_commit();
     copies_wait<1>();
     __syncthreads();
@@ -151,7 +154,7 @@ __global__ void __launch_bounds__(128) tensor_kernel(const __grid_constant__ Att
     more = !walk.last();
     if (more) {
       walk.next();
-      shared.k.copy(keys + walk.row * p.kv_pitch, p.kv_pitch, walk.remaining);
+      shared.k.copy(keys + walk.row * p.kv_pitch, p.kv_pitch, walk.remaining, dim);
     }
     copies_commit();
 
@@ -168,7 +171,7 @@ __global__ void __launch_bounds__(128) tensor_kernel(const __grid_constant__ Att
     add_values(o, weights, shared);
     __syncthreads();
   }
-  attention_store<Walk>(p, tile, query + 16 * (threadIdx.x / 32), end, o, state);
+  attention_store<Walk, false>(p, tile, query + 16 * (threadIdx.x / 32), end, o, state);
 }
 
 /// For attention_launch.cuh.
@@ -292,9 +295,9 @@ bool tensor_cores_take(const AttentionArgs& args) {
   const auto aligned = [](const void* p, std::uintptr_t bytes) {
     return reinterpret_cast<std::uintptr_t>(p) % bytes == 0;
   };
-  return args.is_bf16 && (args.head_dim == 64 || args.head_dim == 128 || args.head_dim == 256) &&
-         args.q_pitch % 8 == 0 && aligned(args.q, 16) && args.kv_pitch % 8 == 0 && aligned(args.kv, 16) &&
-         args.out_pitch % 8 == 0 && results_aligned(args, 16);
+  return args.is_bf16 && args.head_dim % 8 == 0 && args.head_dim <= 256 && args.q_pitch % 8 == 0 &&
+         aligned(args.q, 16) && args.kv_pitch % 8 == 0 && aligned(args.kv, 16) && args.out_pitch % 8 == 0 &&
+         results_aligned(args, 16);
 }
 
 /// Calls `launch` with the kernel that walks so and takes these arguments.
@@ -307,9 +310,9 @@ void choose(const AttentionArgs& args, const Launch& launch) {
   require(args.scale > 0, "attention: a scale of {}; it must be positive", args.scale);
   if (!tensor_cores_take(args)) {
     args.is_bf16 ? launch(PlainAttention<__nv_bfloat16, WalkOf>{}) : launch(PlainAttention<float, WalkOf>{});
-  } else if (args.head_dim == 64) {
+  } else if (args.head_dim <= 64) {
     launch(TensorAttention<64, WalkOf>{});
-  } else if (args.head_dim == 128) {
+  } else if (args.head_dim <= 128) {
     launch(TensorAttention<128, WalkOf>{});
   } else {
     launch(TensorAttention<256, WalkOf>{});

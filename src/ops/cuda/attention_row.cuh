@@ -113,13 +113,13 @@ __device__ __forceinline__ float* attention_partial(const AttentionParams& p, in
          ((static_cast<std::int64_t>(row) * p.part_count + part) * p.heads + head) * (p.head_dim + 2);
 }
 
-/// Writes a warp's 16 rows, `first_row` on in the sample, as far as `end`.
-template <class Walk, int kCount>
+/// Writes a warp's 16 rows, `first_row` on in the sample, as far as `end`. Not kWhole: heads may be smaller
+/// than the accumulators.
+template <class Walk, bool kWhole = true, int kCount>
 __device__ __forceinline__ void attention_store(const AttentionParams& p, const AttentionTile& tile,
                                                 int first_row, int end, const float (&o)[kCount],
                                                 const RunningSoftmax& state) {
-  constexpr int kDim = 2 * kCount;
-  const int lane = threadIdx.x % 32;
+  const int dim = kWhole ? 2 * kCount : p.head_dim, lane = threadIdx.x % 32;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float sum = state.sum[r];
@@ -131,25 +131,25 @@ __device__ __forceinline__ void attention_store(const AttentionParams& p, const 
       float* to = attention_partial(p, row, Walk::index(p, tile), tile.head);
 #pragma unroll
       for (int j = 0; j < kCount / 4; ++j)
-        *reinterpret_cast<float2*>(to + 8 * j + 2 * (lane % 4)) =
-            make_float2(o[4 * j + 2 * r], o[4 * j + 2 * r + 1]);
-      if (lane % 4 == 0)
-        *reinterpret_cast<float2*>(to + kDim) = make_float2(state.max[r] * p.scale_log2, sum);
+        if (8 * j < dim)
+          *reinterpret_cast<float2*>(to + 8 * j + 2 * (lane % 4)) =
+              make_float2(o[4 * j + 2 * r], o[4 * j + 2 * r + 1]);
+      if (lane % 4 == 0) *reinterpret_cast<float2*>(to + dim) = make_float2(state.max[r] * p.scale_log2, sum);
       continue;
     }
     // Lanes of a row trade, so that each stores 16 bytes; those past the end take part.
     const std::int64_t packed_row = tile.sample->first + min(row, end - 1);
     const float factor = attention_row_factor(p, packed_row, tile.head, state.max[r], sum);
-    const int column = tile.head * kDim;
+    const int column = tile.head * dim;
     auto* to = attention_result<__nv_bfloat16>(p, packed_row) + column + 8 * (lane % 4);
 #pragma unroll
-    for (int part = 0; part < kDim / 32; ++part) {
+    for (int part = 0; part < kCount / 16; ++part) {
       std::uint32_t words[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int j = 4 * part + i;
         float x = o[4 * j + 2 * r] * factor, y = o[4 * j + 2 * r + 1] * factor;
-        if (p.gate_channels) {
+        if (p.gate_channels && 8 * j < dim) {
           const std::int64_t at = packed_row * p.gate_pitch + column + 8 * j + 2 * (lane % 4);
           x *= attention_gate(p, at);
           y *= attention_gate(p, at + 1);
@@ -157,7 +157,7 @@ __device__ __forceinline__ void attention_store(const AttentionParams& p, const 
         words[i] = sm90::pack_bf16(x, y);
       }
       sm90::transpose_quad(words);
-      if (row < end)
+      if (row < end && 32 * part + 8 * (lane % 4) < dim)
         *reinterpret_cast<uint4*>(to + 32 * part) = make_uint4(words[0], words[1], words[2], words[3]);
     }
   }
