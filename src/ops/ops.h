@@ -2,8 +2,8 @@
 // The one list of what hardware must do. Public functions check shapes, allocate the result from the arena
 // and call the backend's implementation (the protected virtual functions); a backend adds no checks of its
 // own. The CPU backend is plain and is the oracle; others must agree with it. Matrices that are read may have
-// a row pitch; results (but gated products) and what changes in place have none. With a counting arena only
-// shapes are worked out: no implementation is called.
+// a row pitch; results have none (but gated products and what is given as y to be filled). With a counting
+// arena only shapes are worked out: no implementation is called.
 //
 // Notation: N rows (tokens), D hidden size, S residual streams, H heads, E experts a head. "Work dtype" is
 // f32 or bf16. Row independence: a row's bits depend on that row alone (and, in attention, on its keys),
