@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "io/json_file.h"
 
-#include <unordered_set>
+#include <utility>
 
 #include "core/error.h"
 #include "io/mapped_file.h"
@@ -45,48 +45,54 @@ std::string json_problem(const Json::exception& e) {
   return printable(what.substr(name == what.npos ? 0 : name + 2));
 }
 
-/// What parse_json() demands of a text beside being JSON. It builds nothing: the library's own parser with a
-/// callback takes quadratic time over an object of objects.
-class Check final : public nlohmann::json_sax<Json> {
+/// Builds the value, and demands what parse_json() does. The library's own builder can be asked to tell of
+/// what it reads, but then takes quadratic time over an object of objects.
+class Builder final : public nlohmann::json_sax<Json> {
  public:
-  Check(const std::string& where, const std::size_t& line, std::size_t max_values,
-        std::vector<std::size_t>* lines)
+  Builder(const std::string& where, const std::size_t& line, std::size_t max_values,
+          std::vector<std::size_t>* lines)
       : where_(where), line_(line), left_(max_values), max_values_(max_values), lines_(lines) {}
 
-  bool null() override { return value(); }
-  bool boolean(bool) override { return value(); }
-  bool number_integer(number_integer_t) override { return value(); }
-  bool number_unsigned(number_unsigned_t) override { return value(); }
-  bool number_float(number_float_t, const string_t&) override { return value(); }
-  bool string(string_t&) override { return value(); }
-  bool binary(binary_t&) override { return value(); }
-  bool start_object(std::size_t) override { return begin(); }
+  Json take() { return std::move(result_); }
+
+  bool null() override { return add(nullptr); }
+  bool boolean(bool value) override { return add(value); }
+  bool number_integer(number_integer_t value) override { return add(value); }
+  bool number_unsigned(number_unsigned_t value) override { return add(value); }
+  bool number_float(number_float_t value, const string_t&) override { return add(value); }
+  bool string(string_t& value) override { return add(std::move(value)); }
+  bool binary(binary_t& value) override { return add(std::move(value)); }
+  bool start_object(std::size_t) override { return begin(Json::object()); }
   bool key(string_t& name) override {
-    require(names_.back().insert(name).second, "{}: line {}: the name {} is there twice", where_, line_,
-            printable(name));
+    const auto [at, added] = open_.back()->get_ref<Json::object_t&>().try_emplace(std::move(name));
+    require(added, "{}: line {}: the name {} is there twice", where_, line_, printable(at->first));
+    next_ = &at->second;
     return true;
   }
   bool end_object() override { return end(); }
-  bool start_array(std::size_t) override { return begin(); }
+  bool start_array(std::size_t) override { return begin(Json::array()); }
   bool end_array() override { return end(); }
   bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception& e) override {
     fail("{}: not valid JSON: {}", where_, json_problem(e));
   }
 
  private:
-  bool value() {
+  bool add(Json value) {
     require(left_-- > 0, "{}: more than {} values", where_, max_values_);
-    if (lines_ && names_.size() == 1) lines_->push_back(line_);
+    if (lines_ && open_.size() == 1) lines_->push_back(line_);
+    if (!open_.empty() && open_.back()->is_array())
+      next_ = &open_.back()->get_ref<Json::array_t&>().emplace_back();
+    *next_ = std::move(value);
     return true;
   }
-  bool begin() {
-    value();
-    names_.emplace_back();
-    require(names_.size() <= 64, "{}: JSON nested more than 64 deep", where_);
+  bool begin(Json value) {
+    add(std::move(value));
+    open_.push_back(next_);
+    require(open_.size() <= 64, "{}: JSON nested more than 64 deep", where_);
     return true;
   }
   bool end() {
-    names_.pop_back();
+    open_.pop_back();
     return true;
   }
 
@@ -94,7 +100,9 @@ class Check final : public nlohmann::json_sax<Json> {
   const std::size_t& line_;
   std::size_t left_, max_values_;
   std::vector<std::size_t>* lines_;
-  std::vector<std::unordered_set<std::string>> names_;  // of the objects and lists around the place
+  Json result_;
+  Json* next_ = &result_;    ///< where the next value goes, but in a list
+  std::vector<Json*> open_;  ///< the objects and lists around the place
 };
 
 }  // namespace
@@ -102,9 +110,9 @@ class Check final : public nlohmann::json_sax<Json> {
 Json parse_json(std::string_view text, const std::string& where, std::vector<std::size_t>* lines,
                 std::size_t max_values) {
   std::size_t line = 1;
-  Check check(where, line, max_values, lines);
-  Json::sax_parse(Reader(text.data(), &line), Reader(text.data() + text.size(), &line), &check);
-  return Json::parse(text);
+  Builder builder(where, line, max_values, lines);
+  Json::sax_parse(Reader(text.data(), &line), Reader(text.data() + text.size(), &line), &builder);
+  return builder.take();
 }
 
 Json read_json(const std::filesystem::path& file, std::vector<std::size_t>* lines) {
