@@ -2,10 +2,15 @@
 #include <fcntl.h>
 
 #include <CLI/CLI.hpp>
+#include <cerrno>
+#include <cmath>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <new>
+#include <string>
 
 #include "cli/commands.h"
 #include "cli/engine_arguments.h"
@@ -23,6 +28,35 @@ void prepare_process() {
     }
   std::signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes: write() says so
   limit_threads();
+}
+
+// The library's conversion takes "nan" and "inf", and ends at the largest integer without a word.
+
+std::string refuse_infinite(const std::string& text) {
+  return std::isfinite(std::strtod(text.c_str(), nullptr)) ? "" : "expected a number, found " + text;
+}
+
+std::string refuse_too_large(const std::string& text) {
+  errno = 0;
+  std::strtoll(text.c_str(), nullptr, 0);
+  return errno == ERANGE ? text + " is out of range" : "";
+}
+
+std::string refuse_negative(const std::string& text) {
+  return text.starts_with('-') ? "expected at least 0, found " + text : "";
+}
+
+void check_numbers(CLI::App& app) {
+  const auto first = [](CLI::Option* option, std::string (*refuse)(const std::string&)) {
+    option->transform(CLI::Validator(std::function<std::string(std::string&)>(refuse), ""));
+  };
+  for (CLI::App* command : app.get_subcommands({}))
+    for (CLI::Option* option : command->get_options()) {
+      const std::string type = option->get_type_name();
+      if (type.starts_with("FLOAT")) first(option, refuse_infinite);
+      if (type.starts_with("INT") || type.starts_with("UINT")) first(option, refuse_too_large);
+      if (type.starts_with("UINT")) first(option, refuse_negative);
+    }
 }
 
 /// What was printed has arrived.
@@ -46,6 +80,7 @@ int run_command_line(int argc, char** argv) {
   add_inspect_command(app, work);
   add_quantize_command(app, work);
   add_bench_command(app, work);
+  check_numbers(app);
   app.footer(  // last: subcommands would inherit it
       "magi2 SUBCOMMAND --help lists its options. A first clip, of a tiny untrained model:\n"
       "  magi2 init tiny && magi2 generate -m tiny -p \"A red fox walks through fresh snow.\"");

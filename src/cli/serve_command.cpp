@@ -111,10 +111,10 @@ void add_serve_command(CLI::App& app, Work& work) {
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
   c.add_option("--keep-days", a->keep_days, "Days until a job that ended is removed; 0: never")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(0.0, 1e5))
       ->capture_default_str();
   c.add_option("--keep-gb", a->keep_gb, "GB of clips beyond which the oldest are removed")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(0.001, 1e9))
       ->capture_default_str();
   c.option_defaults()->group("Prompt enhancement");
   auto* enhance = c.add_option("--enhance", a->enhance.url,
