@@ -11,19 +11,26 @@ namespace {
 
 constexpr std::int64_t kTaps = 7;
 
-/// Weight norm folded: g·v/‖v‖, the norm over all axes but the first. `shape`: [out, in, taps], transposed
-/// convolutions [in, out, taps].
-ConvWeight load_conv(const WeightLoader& w, const Shape& shape, bool bias, bool transposed = false) {
-  Tensor weight = w.host("weight_v", shape).clone();
-  const Tensor gain = w.host("weight_g", {shape[0], 1, 1});
-  const std::int64_t width = shape[1] * shape[2];
-  for (std::int64_t row = 0; row < shape[0]; ++row) {
-    float* v = weight.data<float>() + row * width;
+/// Weight norm folded: g·v/‖v‖, the norm over all axes but the first.
+Tensor folded(const Tensor& v, const Tensor& gain) {
+  Tensor weight = Tensor::empty(DType::f32, v.shape());
+  const std::int64_t width = v.numel() / v.dim(0);
+  for (std::int64_t row = 0; row < v.dim(0); ++row) {
+    const float* from = v.data<float>() + row * width;
+    float* to = weight.data<float>() + row * width;
     double square = 0;
-    for (std::int64_t i = 0; i < width; ++i) square += double{v[i]} * v[i];
+    for (std::int64_t i = 0; i < width; ++i) square += double{from[i]} * from[i];
     const double scale = square > 0 ? gain.data<float>()[row] / std::sqrt(square) : 0;
-    for (std::int64_t i = 0; i < width; ++i) v[i] = static_cast<float>(v[i] * scale);
+    for (std::int64_t i = 0; i < width; ++i) to[i] = static_cast<float>(from[i] * scale);
   }
+  return weight;
+}
+
+/// `shape`: [out, in, taps], transposed convolutions [in, out, taps].
+ConvWeight load_conv(const WeightLoader& w, const Shape& shape, bool bias, bool transposed = false) {
+  Tensor weight = w.stored("weight_v", shape);
+  const Tensor gain = w.host("weight_g", {shape[0], 1, 1});
+  if (!w.ops().arena().counts_only()) weight = folded(weight.to(DType::f32), gain);
   const Tensor b = bias ? w.host("bias", {transposed ? shape[1] : shape[0]}) : Tensor();
   return w.ops().pack_conv(weight, b, false, transposed, DType::f32);
 }
@@ -47,15 +54,15 @@ AudioConfig read_audio_config(const ConfigNode& config) {
               !decoder.boolean("use_nearest_upsample", false),
           "{}: expected an Oobleck decoder with snake activations and transposed convolutions",
           outer.where("type"));
-  const std::int64_t channels = decoder.integer("channels", 128, 1, 65536);
-  const auto multiples = decoder.integers("c_mults", std::nullopt, 1, 1024);
+  const std::int64_t channels = decoder.integer("channels", 128, 1, 8192);
+  const auto multiples = decoder.integers("c_mults", std::nullopt, 1, 128);
   const auto strides = decoder.integers("strides", std::nullopt, 1, 1024);
   require(!multiples.empty() && multiples.size() == strides.size(), "{}: {} channel multiples for {} strides",
           decoder.where("c_mults"), multiples.size(), strides.size());
 
   AudioConfig result;
   result.sample_rate = config.integer("sample_rate", result.sample_rate, 1, 1'000'000);
-  result.latent_channels = decoder.integer("latent_dim", std::nullopt, 1, 65536);
+  result.latent_channels = decoder.integer("latent_dim", std::nullopt, 1, 8192);
   result.out_channels = decoder.integer("out_channels", 2, 1, 64);
   result.first_channels = multiples.back() * channels;
   // The file lists stages in the encoder's order; its first multiple, 1, is implied.

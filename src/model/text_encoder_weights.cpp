@@ -2,6 +2,7 @@
 // The text encoder's configuration and weights: names as in the Hugging Face checkpoint.
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "io/config.h"
 #include "model/layer_sources.h"
@@ -10,17 +11,23 @@
 namespace magi {
 namespace {
 
+/// Memory for a matrix to be packed; in a dry run, which packs by the shape alone, none. Copying a layer's
+/// weights there would take longer than all else.
+Tensor to_pack(Ops& ops, DType dtype, Shape shape) {
+  return ops.arena().counts_only() ? Tensor::view(nullptr, dtype, std::move(shape))
+                                   : Tensor::empty(dtype, std::move(shape));
+}
+
 /// Matrices [rows, in] dealt out in blocks of rows: block 0 of each in turn, then block 1 of each, …, as one
 /// matrix. `block` = 1 interleaves single rows; `block` = all rows of each stacks them.
-Tensor deal_rows(std::vector<Tensor> parts, std::vector<std::int64_t> block) {
+Tensor deal_rows(Ops& ops, std::vector<Tensor> parts, std::vector<std::int64_t> block) {
   const bool alike =
       std::all_of(parts.begin(), parts.end(), [&](const Tensor& p) { return p.dtype() == parts[0].dtype(); });
   std::int64_t rows = 0;
-  for (Tensor& part : parts) {
-    if (!alike) part = part.to(DType::f32);
-    rows += part.dim(0);
-  }
-  const Tensor out = Tensor::empty(parts[0].dtype(), {rows, parts[0].dim(1)});
+  for (const Tensor& part : parts) rows += part.dim(0);
+  const Tensor out = to_pack(ops, alike ? parts[0].dtype() : DType::f32, {rows, parts[0].dim(1)});
+  if (out.raw() == nullptr) return out;
+  for (Tensor& part : parts) part = part.to(out.dtype());
   std::int64_t row = 0;
   for (std::int64_t turn = 0; row < rows; ++turn) {
     for (std::size_t p = 0; p < parts.size(); ++p) {
@@ -33,9 +40,10 @@ Tensor deal_rows(std::vector<Tensor> parts, std::vector<std::int64_t> block) {
 }
 
 /// Every second block of `block` rows, from block `first` (0 or 1) on.
-Tensor every_second_block(const Tensor& matrix, std::int64_t block, std::int64_t first) {
+Tensor every_second_block(Ops& ops, const Tensor& matrix, std::int64_t block, std::int64_t first) {
   const std::int64_t blocks = matrix.dim(0) / (2 * block);
-  const Tensor out = Tensor::empty(matrix.dtype(), {blocks * block, matrix.dim(1)});
+  const Tensor out = to_pack(ops, matrix.dtype(), {blocks * block, matrix.dim(1)});
+  if (out.raw() == nullptr) return out;
   for (std::int64_t b = 0; b < blocks; ++b) {
     const Tensor source = matrix.rows((2 * b + first) * block, block);
     std::memcpy(out.rows(b * block, block).raw(), source.raw(), source.bytes());
@@ -49,12 +57,13 @@ FullAttentionWeights load_full_attention(const WeightLoader& in, const TextEncod
   const Tensor q_and_gate = in.stored("q_proj.weight", {2 * a.q_size(), c.hidden});
   const std::int64_t kv_rows = a.kv_heads * a.head_dim;
   const Tensor qkv = deal_rows(
-      {every_second_block(q_and_gate, a.head_dim, 0), in.stored("k_proj.weight", {kv_rows, c.hidden}),
-       in.stored("v_proj.weight", {kv_rows, c.hidden})},
+      in.ops(),
+      {every_second_block(in.ops(), q_and_gate, a.head_dim, 0),
+       in.stored("k_proj.weight", {kv_rows, c.hidden}), in.stored("v_proj.weight", {kv_rows, c.hidden})},
       {a.q_size(), kv_rows, kv_rows});
   FullAttentionWeights w;
   w.qkv = in.ops().pack_linear(qkv, 1, in.dtype());
-  w.gate = in.ops().pack_linear(every_second_block(q_and_gate, a.head_dim, 1), 1, in.dtype());
+  w.gate = in.ops().pack_linear(every_second_block(in.ops(), q_and_gate, a.head_dim, 1), 1, in.dtype());
   w.out = in.linear("o_proj", 1, c.hidden, a.q_size());
   w.q_norm = in.norm("q_norm", 1, a.head_dim, c.norm_eps);
   w.k_norm = in.norm("k_norm", 1, a.head_dim, c.norm_eps);
@@ -126,9 +135,9 @@ TextEncoderConfig TextEncoderConfig::from(const ConfigNode& root) {
   c.attention.head_dim = text.integer("head_dim", c.attention.head_dim, 2, 4096);
   c.key_heads = text.integer("linear_num_key_heads", c.key_heads, 1, 4096);
   c.value_heads = text.integer("linear_num_value_heads", c.value_heads, 1, 4096);
-  c.key_dim = text.integer("linear_key_head_dim", c.key_dim, 1, 4096);
-  c.value_dim = text.integer("linear_value_head_dim", c.value_dim, 1, 4096);
-  c.conv_kernel = text.integer("linear_conv_kernel_dim", c.conv_kernel, 1, 64);
+  c.key_dim = text.integer("linear_key_head_dim", c.key_dim, 1, 1024);
+  c.value_dim = text.integer("linear_value_head_dim", c.value_dim, 1, 1024);
+  c.conv_kernel = text.integer("linear_conv_kernel_dim", c.conv_kernel, 1, 16);
   require(c.attention.heads % c.attention.kv_heads == 0,
           "{}: {} heads do not share {} key-value heads evenly", text.where("num_key_value_heads"),
           c.attention.heads, c.attention.kv_heads);
@@ -158,8 +167,9 @@ TextEncoderLayer load_text_encoder_layer(const WeightLoader& root, const TextEnc
     w.mixer = load_delta_net(in.in("linear_attn"), config);
   const Shape wide{config.intermediate, config.hidden};
   w.gate_up = mlp.ops().pack_linear(
-      deal_rows({mlp.stored("gate_proj.weight", wide), mlp.stored("up_proj.weight", wide)}, {1, 1}), 1,
-      mlp.dtype());
+      deal_rows(mlp.ops(), {mlp.stored("gate_proj.weight", wide), mlp.stored("up_proj.weight", wide)},
+                {1, 1}),
+      1, mlp.dtype());
   w.down = mlp.linear("down_proj", 1, config.hidden, config.intermediate);
   return w;
 }

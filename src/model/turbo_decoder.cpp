@@ -23,7 +23,7 @@ Tensor norm(Ops& ops, const Tensor& x, float eps, Activation activation) {
 }  // namespace
 
 TurboConfig read_turbo_config(const ConfigNode& config) {
-  const auto channels = config.integers("decoder_block_out_channels", std::nullopt, 1, 65536);
+  const auto channels = config.integers("decoder_block_out_channels", std::nullopt, 1, 8192);
   const auto layers = config.integers("decoder_layers_per_block", std::nullopt, 0, 1024);
   const auto scaling = config.booleans("decoder_spatio_temporal_scaling", std::nullopt);
   const auto space_only = config.booleans("decoder_spatio_only", std::vector<bool>(channels.size(), false));

@@ -154,5 +154,16 @@ TEST_P(ConvTest, NoInputAndWrongWeights) {
   EXPECT_THROW(ops_->conv(random({1, 8, 8, 5}, 1), wide, {.pad_front = {0, 0, INT64_MAX}}), Error);
 }
 
+TEST(PackConv, ADryRunLooksAtNoValue) {
+  Arena arena = Arena::counting({});
+  const auto ops = make_cpu_ops(arena);
+  const auto nowhere = [](Shape shape) { return Tensor::view(nullptr, DType::f32, std::move(shape)); };
+  const ConvWeight depthwise = ops->pack_conv(nowhere({100, 1, 3, 5, 5}), {}, true, false, DType::bf16);
+  EXPECT_EQ(ops->held().bytes, 100u * 75 * sizeof(float));
+  const ConvWeight dense = ops->pack_conv(nowhere({8192, 8192, 3, 3, 3}), {}, false, false, DType::bf16);
+  const ConvWeight transposed = ops->pack_conv(nowhere({8192, 8192, 1000}), {}, false, true, DType::f32);
+  EXPECT_GT(ops->held().bytes, std::size_t{8192} * 8192 * (27 * 2 + 1000 * 4));
+}
+
 }  // namespace
 }  // namespace magi::testing

@@ -4,6 +4,7 @@
 // picture or on threads.
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "ops/checks.h"
 #include "ops/cpu/cpu_ops.h"
@@ -245,15 +246,21 @@ ConvWeight CpuOps::pack_conv(const Tensor& weight, const Tensor& bias, bool dept
                              DType dtype) {
   ConvWeight w = checks::conv_weight(weight, bias, depthwise, transposed, dtype);
   const Shape& shape = weight.shape();
-  const Tensor values = weight.to(dtype).to(DType::f32);
+  // A dry run looks at no value: those of a large kernel take seconds to be put in order.
+  const bool dry = arena().counts_only();
+  const Tensor values = dry ? Tensor() : weight.to(dtype).to(DType::f32);
   const Index3 axes{shape[0], shape[1], taps_of(w)};
-  const auto product = [&](const Tensor& matrix) { return pack_linear(matrix, 1, dtype, {}).data; };
+  const auto matrix = [&](const std::array<std::size_t, 3>& order, Shape rows) {
+    return dry ? Tensor::view(nullptr, DType::f32, std::move(rows))
+               : permuted(values, axes, order).reshape(std::move(rows));
+  };
+  const auto product = [&](const Tensor& m) { return pack_linear(m, 1, dtype, {}).data; };
   if (depthwise)
-    w.data = permuted(values, axes, {1, 2, 0}).reshape({taps_of(w), w.out});
+    w.data = upload(matrix({1, 2, 0}, {taps_of(w), w.out}));
   else if (transposed)
-    w.data = product(permuted(values, axes, {2, 1, 0}).reshape({taps_of(w) * w.out, w.in}));
+    w.data = product(matrix({2, 1, 0}, {taps_of(w) * w.out, w.in}));
   else
-    w.data = product(permuted(values, axes, {0, 2, 1}).reshape({w.out, taps_of(w) * w.in}));
+    w.data = product(matrix({0, 2, 1}, {w.out, taps_of(w) * w.in}));
   return w;
 }
 
