@@ -172,14 +172,16 @@ std::unique_ptr<Exchange> Group::start_arrival(const std::shared_ptr<Window>& wi
     std::byte* const at = window->on(transport_->rank()) + kSignal * static_cast<std::size_t>(slot);
     return Tensor::view(at, DType::u8, {kSignal}, window, window->device());
   };
-  for (int r = 0; r < size(); ++r) {
-    if (r == rank_) continue;
+  for (const int r : members_) {
+    if (r == transport_->rank()) continue;
     send.push_back({r, signal(0)});
-    receive.push_back({r, signal(1 + world_rank(r))});
+    receive.push_back({r, signal(1 + r)});
   }
   std::atomic_thread_fence(std::memory_order_seq_cst);  // what the host wrote goes before its signal
-  transport_->count_written(fmt::format("{} of {}", what, name_), sent, received);
-  return start_exchange(std::move(send), std::move(receive), what);
+  const std::string named = fmt::format("{} of {}", what, name_);
+  transport_->count_written(named, sent, received);
+  if (send.empty()) return std::make_unique<Done>();
+  return transport_->start(std::move(send), std::move(receive), named);
 }
 
 void Group::all_to_all(const Tensor& send, Tensor receive) const {
