@@ -53,6 +53,10 @@ std::string text_of(const Tensor& bytes) {
   return {reinterpret_cast<const char*>(bytes.raw()), bytes.bytes()};
 }
 
+bool is_idle(const std::shared_ptr<Window>& window) {
+  return window.use_count() == 1;
+}
+
 /// In front of a window's piece lies a signal to send, then one to receive from each rank of the run.
 constexpr std::size_t kSignal = 16;
 std::size_t signal_bytes(const Transport& transport) {
@@ -66,12 +70,9 @@ void Transport::copy(Tensor to, const Tensor& from) {
 }
 
 std::shared_ptr<Window> Transport::open_window(std::size_t bytes) {
-  const auto is_idle = [](const std::shared_ptr<Window>& window) { return window.use_count() == 1; };
   for (const std::shared_ptr<Window>& window : windows_)
     if (is_idle(window) && window->bytes() >= bytes) return window;
-  for (const std::shared_ptr<Window>& window : windows_)
-    if (is_idle(window)) window->close();
-  std::erase_if(windows_, is_idle);
+  close_idle_windows();
   std::shared_ptr<Window> window = make_window(bytes);
   if (window) windows_.push_back(window);
   return window;
@@ -79,6 +80,12 @@ std::shared_ptr<Window> Transport::open_window(std::size_t bytes) {
 
 std::shared_ptr<Window> Transport::make_window(std::size_t) {
   return nullptr;
+}
+
+void Transport::close_idle_windows() {
+  for (const std::shared_ptr<Window>& window : windows_)
+    if (is_idle(window)) window->close();
+  std::erase_if(windows_, is_idle);
 }
 
 void Transport::close_windows() {

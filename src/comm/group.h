@@ -74,6 +74,8 @@ class Transport {
   /// bytes, and let go together. One that was let go is lent again, or closed where a larger one is asked
   /// for. Null on all ranks where some cannot write to another's memory, or there is no room for it.
   std::shared_ptr<Window> open_window(std::size_t bytes);
+  /// Gives back the memory of windows that were let go; all ranks together.
+  void close_idle_windows();
   /// Counts what was written into windows.
   virtual void count_written(const std::string& what, std::int64_t sent, std::int64_t received);
   /// By "collective of group"; complete once all exchanges are over.

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "comm/world.h"
+#include "core/memory_ledger.h"
 
 namespace magi {
 namespace {
@@ -84,6 +85,8 @@ class MpiExchange final : public Exchange {
     }
     if (seconds < kPatient) monitor_->add_waiting(waited);
     requests_.clear();
+    send_.clear();
+    receive_.clear();
     monitor_->set_collective("");
     const auto now = std::chrono::steady_clock::now();
     traffic_.seconds += std::chrono::duration<double>(now - begin_).count();
@@ -127,7 +130,7 @@ constexpr std::size_t kAlignment = 256;  // of a window's pieces; MPI's begin an
 /// Shared memory of the processes of one machine.
 class MpiWindow final : public Window {
  public:
-  MpiWindow(MPI_Comm machine, std::size_t bytes) : bytes_(bytes) {
+  MpiWindow(MPI_Comm machine, std::size_t bytes) : bytes_(bytes), entry_(Device{}, bytes) {
     void* own = nullptr;
     check_mpi(MPI_Win_allocate_shared(static_cast<MPI_Aint>(bytes + kAlignment), 1, MPI_INFO_NULL, machine,
                                       &own, &window_),
@@ -147,10 +150,14 @@ class MpiWindow final : public Window {
   std::byte* on(int rank) const override { return pieces_.at(static_cast<std::size_t>(rank)); }
   std::size_t bytes() const override { return bytes_; }
   Device device() const override { return {}; }
-  void close() override { MPI_Win_free(&window_); }
+  void close() override {
+    MPI_Win_free(&window_);
+    entry_ = {};
+  }
 
  private:
   std::size_t bytes_;
+  LedgerEntry entry_;
   MPI_Win window_ = MPI_WIN_NULL;
   std::vector<std::byte*> pieces_;
 };
@@ -183,8 +190,10 @@ class MpiTransport final : public Transport {
     // Containers often have little of it, and MPI would end the run.
     std::error_code unknown;
     const std::uintmax_t room = std::filesystem::space("/dev/shm", unknown).available;
-    int fits = room / static_cast<std::uintmax_t>(here) >= bytes + kAlignment;
-    check_mpi(MPI_Bcast(&fits, 1, MPI_INT, 0, machine_), "agreeing on a window");
+    const MemoryLedger& ledger = MemoryLedger::of({});
+    int fits = room / static_cast<std::uintmax_t>(here) >= bytes + kAlignment &&
+               bytes <= ledger.limit_bytes() - std::min(ledger.limit_bytes(), ledger.used_bytes());
+    check_mpi(MPI_Allreduce(MPI_IN_PLACE, &fits, 1, MPI_INT, MPI_MIN, machine_), "agreeing on a window");
     return fits ? std::make_shared<MpiWindow>(machine_, bytes) : nullptr;
   }
 

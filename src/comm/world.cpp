@@ -197,7 +197,8 @@ void World::meet(const Launch& given) {
       "all ranks");
   const std::string own_host = RankName::own(launch.rank).host;
   const std::vector<std::string> hosts = host_.gather_texts(own_host);
-  share_cores(static_cast<int>(std::ranges::count(hosts, own_host)));
+  local_size_ = static_cast<int>(std::ranges::count(hosts, own_host));
+  share_cores(local_size_);
   for (int r = 0; r < launch.rank; ++r) local_rank_ += hosts[static_cast<std::size_t>(r)] == own_host;
 }
 

@@ -38,6 +38,7 @@ class World {
   bool alone() const { return size() == 1; }
   /// The number of this rank among those on its machine: which GPU it takes.
   int local_rank() const { return local_rank_; }
+  int local_size() const { return local_size_; }  ///< ranks on its machine
   /// All ranks, between host buffers.
   const Group& host() const { return host_; }
   /// Whether `host()` is MPI, fit for model data and for subgroups; otherwise only control goes through it.
@@ -60,7 +61,7 @@ class World {
 
   std::shared_ptr<Monitor> monitor_;
   Group host_;
-  int local_rank_ = 0;
+  int local_rank_ = 0, local_size_ = 1;
   bool host_carries_data_ = true, is_mpi_ = false, left_ = false;
 };
 
