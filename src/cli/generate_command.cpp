@@ -47,10 +47,10 @@ void write_stats(AtomicFile& file, const std::vector<Report>& reports, bool batc
   file.commit();
 }
 
-/// What the first clip will take; nothing where it cannot be told or does not fit, which the work itself will
-/// say.
+/// What the first clip will take of one device; nothing where it cannot be told or does not fit, which the
+/// work itself will say.
 void print_plan(const CheckpointRoot& root, const ClipTask& task, const EngineOptions& engine) {
-  if (!task.error.empty()) return;
+  if (!task.error.empty() || (engine.world && !engine.world->alone())) return;
   try {
     const MemoryPlan plan = plan_memory(root, task.request, engine);
     if (!plan.impossible.empty()) return;

@@ -83,6 +83,7 @@ void TurboDecoder::decode_shared(Ops& ops, const Tensor& latent, const FrameSink
     }
   };
   const auto finish = [&](std::size_t unit, const Tensor& on_device) {
+    if (ops.arena().counts_only()) return;
     const Tensor decoded = ops.download(on_device);
     if (tiles.size() == 1) return hand_on(decoded);
     if (unit % tiles.size() == 0)

@@ -55,6 +55,7 @@ class Batch {
   std::vector<Report> run() {
     warn_of_lengths();
     for_each_clip(By::first, [&](Clip& clip) { check(clip); });
+    for_each_clip(By::all, [&](Clip& clip) { pipeline_.require_room(clip.task.request); });
     const auto always = [](const Request&) { return true; };
     const auto with_images = [](const Request& request) { return !request.images.empty(); };
     const auto with_refiner = [](const Request& request) { return request.refine.has_value(); };
@@ -150,7 +151,6 @@ class Batch {
     require_mp4(clip.task.output);
     const AtomicFile writable(clip.task.output);
     identify_images(clip.task.request);
-    pipeline_.require_room(clip.task.request);
     if (clip.task.latents_directory) const AtomicFile latents(latents_file(*clip.task.latents_directory));
   }
 

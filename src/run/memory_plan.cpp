@@ -75,8 +75,10 @@ std::string time_text(const StagePlan& stage) {
 MemoryLimits memory_limits(const EngineOptions& options) {
   MemoryLimits limits;
   limits.host_given = options.ram_bytes.has_value();
+  const int sharing = options.world ? options.world->local_size() : 1;
   limits.host = options.ram_bytes ? less(*options.ram_bytes, base_bytes())
-                                  : MemoryLedger::of({}).used_bytes() + less(available_bytes({}), kLeftFree);
+                                  : MemoryLedger::of({}).used_bytes() + less(available_bytes({}), kLeftFree) /
+                                                                            static_cast<std::size_t>(sharing);
   if (options.device.kind == Device::Kind::cpu) return limits;
   limits.device_given = options.vram_bytes.has_value();
   limits.device = options.vram_bytes ? less(*options.vram_bytes, kDeviceOverhead)

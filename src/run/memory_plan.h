@@ -24,7 +24,7 @@ struct MemoryLimits {
 };
 
 /// Budgets less what a process takes without weights (a GPU's context and libraries; code and libraries on
-/// the host), or what is free.
+/// the host), or what is free, of the host's each rank of a machine an equal share.
 MemoryLimits memory_limits(const EngineOptions& options);
 /// Has every allocation meet the limits that were given.
 void enforce(const MemoryLimits& limits, Device device);

@@ -130,8 +130,9 @@ Pipeline::~Pipeline() {
 template <typename T>
 void Pipeline::make_way(Stage stage, const Request& request, const StageSizes& sizes) {
   const bool on_gpu = options_.device.kind == Device::Kind::cuda;
-  if (!team_.alone() || !parts_->has<T>(request.dtype) || (!on_gpu && !has_budgets())) return;
-  const std::size_t bytes = stage_memory(stage, root_, request, sizes, options_).scratch_bytes;
+  if (!parts_->has<T>(request.dtype) || (!on_gpu && !has_budgets())) return;
+  const StageMemory memory = memory_of(stage, request, sizes);
+  const std::size_t bytes = memory.scratch_bytes + memory.window_bytes;
   if (bytes > (on_gpu ? room().device + arena_.capacity_bytes() : room().host))
     parts_->drop<T>(request.dtype);
 }
@@ -221,15 +222,15 @@ Latents Pipeline::denoise(const Request& request, const TextFeatures& text,
                           const StepSink& on_step) {
   StageSizes sizes{text.prompt.dim(0), text.negative.dim(0), {}};
   for (const Tensor& latent : image_latents) sizes.images.emplace_back(latent.dim(-2), latent.dim(-1));
+  join_ranks();
   make_way<PreviewPart>(Stage::preview, request, sizes);
   const auto load = [&]() -> PreviewPart {
     auto config = PreviewConfig::from(root_.config());
     config.expert_format = options_.experts;
     const Loading how = place(Stage::preview, request, sizes, root_.preview());
     auto store = open_checkpoint(root_.preview(), how.access);
-    auto model =
-        load_preview(*ops_, *store, config, request.dtype, count_layers("load preview", config.layers),
-                     parallel(config, *store), how.placement);
+    auto model = load_preview(*ops_, *store, config, request.dtype,
+                              count_layers("load preview", config.layers), parallel_, how.placement);
     if (how.placement.count(Place::disk) == 0) report_unused(*store);
     return {std::move(store), std::move(model)};
   };
@@ -263,6 +264,7 @@ Latents Pipeline::denoise(const Request& request, const TextFeatures& text,
 Tensor Pipeline::refine(const Request& request, const TextFeatures& text, const Tensor& preview_latent,
                         const Tensor& noise, const std::function<void(const StepRecord&)>& on_step) {
   const StageSizes sizes{text.prompt.dim(0), text.negative.dim(0), {}};
+  join_ranks();
   make_way<RefinerPart>(Stage::refiner, request, sizes);
   const auto load = [&]() -> RefinerPart {
     const auto config = RefinerConfig::from(root_.config());
@@ -275,7 +277,6 @@ Tensor Pipeline::refine(const Request& request, const TextFeatures& text, const 
   };
   const auto part =
       team_.everywhere([&] { return parts_->get<RefinerPart>(request.dtype, root_.refiner(), load); });
-  join_ranks(0);
 
   use_scratch(Stage::refiner, request, sizes);
   const GenerationDefaults& defaults = root_.defaults();
@@ -301,6 +302,7 @@ void Pipeline::decode_video(const Request& request, const Tensor& latent, const 
     sink(frames);
     progress_->advance(done += frames.dim(0));
   };
+  join_ranks();
   if (request.wan_decoder && !team_.first()) return;  // it cannot be shared: rank 0 decodes alone
   std::shared_ptr<const VideoDecoder> decoder;
   if (request.wan_decoder) {
@@ -308,7 +310,6 @@ void Pipeline::decode_video(const Request& request, const Tensor& latent, const 
                                       [&] { return WanDecoder::load(*ops_, root_.wan_vae()); });
   } else {
     decoder = team_.everywhere([&] { return turbo_decoder(request.dtype); });
-    join_ranks(0);
   }
   use_scratch(Stage::video, request, {});
   decoder->decode(*ops_, latent, counted, request.wan_decoder ? Group() : parallel_.all());
@@ -332,7 +333,7 @@ Tensor Pipeline::preview_frame(const Request& request, const Tensor& x0) {
   const auto decoder = turbo_decoder(request.dtype);
   const std::size_t before =
       arena_.capacity_bytes();  // of the run that goes on; between steps it uses none of it
-  use_scratch(Stage::video, one, {});
+  set_scratch(stage_memory(Stage::video, root_, one, {}, options_).scratch_bytes);
   Tensor frame;
   decoder->decode(*ops_, latent, [&](const Tensor& frames) {
     frame = frames.reshape({frames.dim(1), frames.dim(2), 3}).clone();

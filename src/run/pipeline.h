@@ -62,7 +62,8 @@ class Pipeline {
   Tensor decode_audio(const Tensor& latent);
 
   /// Throws Error, naming what would fit, where a stage of the request does not fit into the GPU's memory. On
-  /// the CPU everything fits: memory that lacks is found on the disk.
+  /// the CPU everything fits: memory that lacks is found on the disk. Over ranks by all of them, each with
+  /// its own GPU: where one lacks memory, all throw.
   void require_room(const Request& request);
   const Team& team() const { return team_; }
   /// What this rank has exchanged and held so far.
@@ -94,14 +95,18 @@ class Pipeline {
   std::function<void(std::int64_t)> count_layers(std::string_view stage, std::int64_t layers);
 
   std::shared_ptr<TurboDecoder> turbo_decoder(DType dtype);
+  /// What this rank will take; of the ranks that joined.
+  StageMemory memory_of(Stage stage, const Request& request, const StageSizes& sizes) const;
   /// On a GPU, makes the arena as large as a dry run of the stage says.
   void use_scratch(Stage stage, const Request& request, const StageSizes& sizes);
   void set_scratch(std::size_t bytes);
+  /// Lengths of the texts, which rank 0 alone can read.
+  StageSizes text_sizes(const Request& request);
 
-  /// Connects the ranks where they compute, once; by all ranks at the same place.
-  void join_ranks(double expert_bytes);
-  /// The ranks' shares of the preview.
-  const Parallel& parallel(const PreviewConfig& config, const TensorStore& store);
+  /// By all ranks where work begins that they share: connects them where they compute and chooses their
+  /// shares, once; gives back the windows of the work before.
+  void join_ranks();
+  void choose_shares();
 
   const CheckpointRoot& root_;
   Progress* progress_;
@@ -111,9 +116,10 @@ class Pipeline {
   Arena arena_;
   std::unique_ptr<Ops> ops_;
   Parallel parallel_;
+  DryRank dry_rank_;  ///< this rank in dry runs
   RankRecord record_;
   std::shared_ptr<PartCache> parts_;      ///< after ops_: the tensors go first
-  std::shared_ptr<Tokenizer> tokenizer_;  ///< of require_room()
+  std::shared_ptr<Tokenizer> tokenizer_;  ///< of text_sizes()
 };
 
 }  // namespace magi

@@ -30,13 +30,11 @@ MemoryLimits Pipeline::room() const {
 
 Pipeline::Loading Pipeline::place(Stage stage, const Request& request, const StageSizes& sizes,
                                   const std::filesystem::path& weights) {
-  if (!team_.alone())
-    return {};  // each rank holds its share of the experts; the dry run knows of one device alone
   if (options_.device.kind == Device::Kind::cpu && !has_budgets() && parts_->fits(bytes_on_disk(weights)))
     return {};
   set_scratch(kLeastScratch);  // the last stage's is given back
   const MemoryLimits room = this->room();
-  const StageMemory memory = stage_memory(stage, root_, request, sizes, options_);
+  const StageMemory memory = memory_of(stage, request, sizes);
   Loading how;
   how.placement = plan_stage(memory, room, options_.device, largest_stored_layer(stage, root_)).placement;
   if (how.placement.count(Place::disk) > 0)
@@ -46,30 +44,43 @@ Pipeline::Loading Pipeline::place(Stage stage, const Request& request, const Sta
   return how;
 }
 
+StageMemory Pipeline::memory_of(Stage stage, const Request& request, const StageSizes& sizes) const {
+  return stage_memory(stage, root_, request, sizes, options_, dry_rank_);
+}
+
 void Pipeline::use_scratch(Stage stage, const Request& request, const StageSizes& sizes) {
   if (options_.device.kind == Device::Kind::cpu) return;
-  // Over ranks less is computed, but exchanges need room: for one rank, and that again, is more than either
-  // asks for.
-  const std::size_t bytes =
-      (team_.alone() ? 1 : 2) * stage_memory(stage, root_, request, sizes, options_).scratch_bytes;
-  set_scratch(std::max(bytes, kLeastScratch));
+  set_scratch(memory_of(stage, request, sizes).scratch_bytes);
 }
 
 void Pipeline::set_scratch(std::size_t bytes) {
+  bytes = std::max(bytes, kLeastScratch);
   if (options_.device.kind == Device::Kind::cpu || arena_.capacity_bytes() == bytes) return;
   arena_ =
       scratch_arena(options_.device, kLeastScratch);  // gives the old one back before the new one is taken
   arena_ = scratch_arena(options_.device, bytes);
 }
 
+StageSizes Pipeline::text_sizes(const Request& request) {
+  StageSizes sizes = team_.everywhere([&]() -> StageSizes {
+    if (!team_.first()) return {};
+    if (!tokenizer_)
+      tokenizer_ = std::make_shared<Tokenizer>(Tokenizer::load(root_.text_encoder() / "tokenizer.json"));
+    return stage_sizes(*tokenizer_, request);
+  });
+  team_.share(sizes.prompt_rows);
+  team_.share(sizes.negative_rows);
+  return sizes;
+}
+
 void Pipeline::require_room(const Request& request) {
-  if (options_.device.kind == Device::Kind::cpu || !team_.alone()) return;  // ranks hold parts of the weights
-  if (!tokenizer_)
-    tokenizer_ = std::make_shared<Tokenizer>(Tokenizer::load(root_.text_encoder() / "tokenizer.json"));
+  join_ranks();
+  if (options_.device.kind == Device::Kind::cpu) return;
+  const StageSizes sizes = text_sizes(request);
   const MemoryLedger& ledger = MemoryLedger::of(options_.device);  // what this process holds can make way
   const std::size_t all = available_bytes(options_.device) + ledger.used_bytes();
   const std::size_t room = std::min(ledger.limit_bytes(), all - std::min(all, kLibraries));
-  magi::require_room(root_, request, stage_sizes(*tokenizer_, request), options_, room);
+  magi::require_room(root_, request, sizes, options_, room, dry_rank_);
 }
 
 std::size_t Pipeline::take_device_peak() {

@@ -5,12 +5,12 @@
 #include <array>
 #include <map>
 #include <numeric>
-#include <optional>
 #include <tuple>
 
 #include "bench/release_configs.h"
 #include "bench/synthetic.h"
 #include "bench/zero_store.h"
+#include "comm/dry_transport.h"
 #include "core/memory_ledger.h"
 #include "io/checkpoint.h"
 #include "model/audio_decoder.h"
@@ -19,6 +19,7 @@
 #include "model/turbo_decoder.h"
 #include "model/wan_vae.h"
 #include "ops/devices.h"
+#include "run/team.h"
 #include "sample/preview_sampler.h"
 #include "text/negative_prompt.h"
 #include "text/prompt.h"
@@ -31,12 +32,20 @@ Tensor zeros(Shape shape) {
   return Tensor::zeros(DType::f32, std::move(shape));
 }
 
-/// A backend without memory, and what was taken from it.
+/// A backend without memory and ranks that are not there, and what was taken from them.
 class DryRun {
  public:
-  explicit DryRun(Device device) : arena_(Arena::counting(device)), ops_(make_ops(arena_)), work_(*ops_) {}
+  DryRun(Device device, const DryRank& rank)
+      : arena_(Arena::counting(device)),
+        ops_(make_ops(arena_)),
+        work_(*ops_),
+        ranks_(std::make_shared<DryTransport>(rank.rank, rank.degrees.sp * rank.degrees.cfg, device)),
+        parallel_(Group(ranks_, "all ranks"), rank.degrees) {
+    parallel_.set_windows(rank.windows);
+  }
 
   Ops& ops() { return *ops_; }
+  const Parallel& parallel() const { return parallel_; }
   SharedLayers layers() { return {1, &layers_}; }
   /// To be called once the weights are there. Layers of a kind share them here, and count each for itself.
   void loaded() {
@@ -53,6 +62,7 @@ class DryRun {
   StageMemory result(Stage stage) {
     result_.stage = stage;
     result_.input_bytes = ops_->held().peak_bytes - loaded_;
+    result_.window_bytes = ranks_->window_bytes();
     result_.scratch_bytes = arena_.peak_bytes();
     result_.work = work_.work().times(repeats_);
     return result_;
@@ -62,6 +72,8 @@ class DryRun {
   Arena arena_;
   std::unique_ptr<Ops> ops_;
   WorkCounter work_;
+  std::shared_ptr<DryTransport> ranks_;
+  Parallel parallel_;
   double repeats_ = 1;
   StageMemory result_;
   LayerBytes layers_;
@@ -106,7 +118,7 @@ void run_preview(DryRun& dry, const CheckpointRoot& root, const Request& request
   auto config = PreviewConfig::from(root.config());
   config.expert_format = experts;
   const ZeroStore store = zeros_like(root, root.preview());
-  const auto model = synthetic_preview(dry.ops(), store, config, request.dtype, dry.layers());
+  const auto model = synthetic_preview(dry.ops(), store, config, request.dtype, dry.layers(), dry.parallel());
   dry.loaded();
   const LatentGrid grid{request.latent_frames(), request.height / kPixelsPerLatent,
                         request.width / kPixelsPerLatent};
@@ -135,11 +147,11 @@ void run_refiner(DryRun& dry, const CheckpointRoot& root, const Request& request
   dry.loaded();
   const LatentGrid grid = refined_grid(request);
   const auto branch = [&](std::int64_t rows) {
-    return RefinerRun(dry.ops(), *model, grid, 0, zeros({rows, config.channels.text}), request.dtype);
+    return RefinerRun(dry.ops(), *model, grid, 0, zeros({rows, config.channels.text}), request.dtype,
+                      dry.parallel());
   };
   RefinerRun cond = branch(sizes.prompt_rows), uncond = branch(sizes.negative_rows);
-  const Tensor latent = zeros({config.channels.video, grid.t, grid.h, grid.w});
-  for (RefinerRun* run : {&cond, &uncond}) run->velocity(latent);
+  RefinerRun::guided(cond, uncond, zeros({config.channels.video, grid.t, grid.h, grid.w}));
 }
 
 void run_audio(DryRun& dry, const CheckpointRoot& root, const Request& request) {
@@ -153,17 +165,19 @@ void run_audio(DryRun& dry, const CheckpointRoot& root, const Request& request) 
   decoder.decode(dry.ops(), zeros({request.audio_latents(), config.latent_channels}));
 }
 
-/// Windows repeat: a clip longer than a few of them takes no more.
+/// The decoder's windows of time repeat: a clip longer than a few of them takes no more. Over ranks their
+/// number says how the picture is cut.
 void run_video(DryRun& dry, const CheckpointRoot& root, const Request& request) {
   constexpr std::int64_t kMostLatents = 64;
   LatentGrid grid{request.latent_frames(), request.height / kPixelsPerLatent,
                   request.width / kPixelsPerLatent};
   if (request.refine) grid = refined_grid(request);
-  const Tensor latent = zeros({kLatentChannels, std::min(grid.t, kMostLatents), grid.h, grid.w});
+  const std::int64_t latents = dry.parallel().alone() ? std::min(grid.t, kMostLatents) : grid.t;
+  const Tensor latent = zeros({kLatentChannels, latents, grid.h, grid.w});
   dry.repeats(static_cast<double>(grid.t) / static_cast<double>(latent.dim(1)));
   const auto decode = [&](const VideoDecoder& decoder) {
     dry.loaded();
-    decoder.decode(dry.ops(), latent, {});
+    decoder.decode(dry.ops(), latent, {}, request.wan_decoder ? Group() : dry.parallel().all());
   };
   if (request.wan_decoder) {
     const ZeroStore store(*open_checkpoint(root.wan_vae()));
@@ -183,15 +197,18 @@ std::string size_text(const Request& request) {
   return text;
 }
 
-/// The first stage that does not fit, if any.
-std::optional<StageMemory> first_too_large(const CheckpointRoot& root, const Request& request,
-                                           const StageSizes& sizes, const EngineOptions& options,
-                                           std::size_t room) {
-  for (const Stage stage : stages_of(request)) {
-    const StageMemory memory = stage_memory(stage, root, request, sizes, options);
-    if (memory.least_bytes() > room) return memory;
+/// What the first stage that does not fit on this rank lacks; empty where all do.
+std::string lack_of_room(const CheckpointRoot& root, const Request& request, const StageSizes& sizes,
+                         const EngineOptions& options, std::size_t room, const DryRank& rank) {
+  for (const Stage stage : stages_of(request, rank.rank)) {
+    const StageMemory memory = stage_memory(stage, root, request, sizes, options, rank);
+    if (memory.least_bytes() <= room) continue;
+    return fmt::format("{}: the {} stage of {} needs {}, {} of them to compute in, {} are free",
+                       to_string(options.device), name_of(stage), size_text(request),
+                       memory_text(memory.least_bytes()), memory_text(memory.computing_bytes()),
+                       memory_text(room));
   }
-  return std::nullopt;
+  return "";
 }
 
 struct Alternative {
@@ -225,12 +242,14 @@ std::string_view name_of(Stage stage) {
   return kNames.at(static_cast<std::size_t>(stage));
 }
 
-std::vector<Stage> stages_of(const Request& request) {
+std::vector<Stage> stages_of(const Request& request, int rank) {
   std::vector<Stage> stages{Stage::images,  Stage::text,  Stage::preview,
                             Stage::refiner, Stage::audio, Stage::video};
   std::erase_if(stages, [&](Stage stage) {
     return (stage == Stage::images && request.images.empty()) ||
-           (stage == Stage::refiner && !request.refine) || (stage == Stage::audio && !request.audio);
+           (stage == Stage::refiner && !request.refine) || (stage == Stage::audio && !request.audio) ||
+           (rank > 0 && (stage == Stage::images || stage == Stage::text || stage == Stage::audio ||
+                         (stage == Stage::video && request.wan_decoder)));
   });
   return stages;
 }
@@ -252,10 +271,10 @@ StageSizes stage_sizes(const Tokenizer& tokenizer, const Request& request) {
 }
 
 StageMemory stage_memory(Stage stage, const CheckpointRoot& root, const Request& request,
-                         const StageSizes& sizes, const EngineOptions& options) {
+                         const StageSizes& sizes, const EngineOptions& options, const DryRank& rank) {
   require(root.has_files() || (stage != Stage::images && !(stage == Stage::video && request.wan_decoder)),
           "{}: the Wan autoencoder's sizes are in its file; give -m ROOT", name_of(stage));
-  DryRun dry(options.device);
+  DryRun dry(options.device, rank);
   switch (stage) {
     case Stage::images:
       run_images(dry, root, request, sizes);
@@ -280,19 +299,17 @@ StageMemory stage_memory(Stage stage, const CheckpointRoot& root, const Request&
 }
 
 void require_room(const CheckpointRoot& root, const Request& request, const StageSizes& sizes,
-                  const EngineOptions& options, std::size_t room) {
-  const std::optional<StageMemory> lacking = first_too_large(root, request, sizes, options, room);
-  if (!lacking) return;
-  std::string advice = "no smaller size would fit";
+                  const EngineOptions& options, std::size_t room, const DryRank& rank) {
+  const Team team(options.world);
+  const auto lack_of = [&](const Request& wanted) {
+    return team.first_text(
+        team.everywhere([&] { return lack_of_room(root, wanted, sizes, options, room, rank); }));
+  };
+  const std::string lack = lack_of(request);
+  if (lack.empty()) return;
   for (const Alternative& smaller : alternatives(request))
-    if (!first_too_large(root, smaller.request, sizes, options, room)) {
-      advice = smaller.name + " would fit";
-      break;
-    }
-  fail("{}: the {} stage of {} needs {}, {} of them to compute in, {} are free: {}",
-       to_string(options.device), name_of(lacking->stage), size_text(request),
-       memory_text(lacking->least_bytes()), memory_text(lacking->input_bytes + lacking->scratch_bytes),
-       memory_text(room), advice);
+    if (lack_of(smaller.request).empty()) fail("{}: {} would fit", lack, smaller.name);
+  fail("{}: no smaller size would fit", lack);
 }
 
 std::size_t largest_stored_layer(Stage stage, const CheckpointRoot& root) {

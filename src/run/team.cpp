@@ -78,6 +78,14 @@ Outcome Team::agree(Outcome own) const {
   return {};
 }
 
+std::string Team::first_text(const std::string& own) const {
+  if (alone()) return own;
+  const std::vector<std::string> all = world_->host().gather_texts(own, kPatient);
+  for (std::size_t r = 0; r < all.size(); ++r)
+    if (!all[r].empty()) return fmt::format("rank {}: {}", r, all[r]);
+  return "";
+}
+
 void Team::share(Tensor& tensor) const {
   if (alone()) return;
   nlohmann::json head;

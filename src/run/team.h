@@ -47,6 +47,8 @@ class Team {
     raise(agree(own));
     return result;
   }
+  /// The same on every rank: the text of the first one that has any, with its number before it.
+  std::string first_text(const std::string& own) const;
   static Outcome outcome_of(const std::exception_ptr& error);
   static void raise(const Outcome& outcome);
 

@@ -2,6 +2,7 @@
 // Tests that every rank runs: mpirun starts test_ranks several times, and each process runs the same tests.
 #pragma once
 
+#include <cstring>
 #include <random>
 
 #include "comm/world.h"
@@ -20,6 +21,10 @@ inline Device rank_device() {
 /// Scratch memory there, on the host full of NaN.
 inline Arena rank_arena(std::size_t bytes = std::size_t{4} << 30) {
   return tests_on_cuda() ? make_cuda_arena(rank_device().index, bytes) : test_arena(bytes);
+}
+
+inline bool same_bytes(const Tensor& a, const Tensor& b) {
+  return a.shape() == b.shape() && std::memcmp(a.raw(), b.raw(), a.bytes()) == 0;
 }
 
 inline Tensor random_normal(unsigned seed, const Shape& shape) {

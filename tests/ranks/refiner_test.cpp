@@ -13,10 +13,6 @@
 namespace magi {
 namespace {
 
-bool same_bytes(const Tensor& a, const Tensor& b) {
-  return a.shape() == b.shape() && std::memcmp(a.raw(), b.raw(), a.bytes()) == 0;
-}
-
 Tensor first_of(const Tensor& t) {
   return t.reshape(Shape(t.shape().begin() + 1, t.shape().end()));
 }
