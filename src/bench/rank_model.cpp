@@ -88,6 +88,7 @@ RankPrediction predict_step(const PreviewConfig& c, std::vector<int64_t> branche
   for (const int64_t n : branches) pairs += static_cast<double>(n) * static_cast<double>(n);
 
   RankPrediction p;
+  p.windows = direct;
   p.degrees = degrees;
   const auto head_dim = static_cast<double>(c.attention.head_dim);
   const double expert_width = moe_heads * static_cast<double>(c.moe_width) / static_cast<double>(c.moe_heads);

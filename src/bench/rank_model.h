@@ -42,6 +42,7 @@ double expert_bytes(const PreviewConfig& config, double expert_bits);
 
 struct RankPrediction {
   Degrees degrees;
+  bool windows = false;              ///< what is exchanged is written where it is needed, else messages
   double seconds = 0;                ///< a step
   double compute = 0, exchange = 0;  ///< of it, on the busiest rank; exchanges as if nothing hid them
   double bytes_sent = 0;             ///< by a rank in a step

@@ -7,6 +7,7 @@
 #include "cli/commands.h"
 #include "cli/engine_arguments.h"
 #include "core/error.h"
+#include "run/compute_device.h"
 #include "run/gpu_plan.h"
 #include "run/memory_plan.h"
 
@@ -22,9 +23,9 @@ struct PlanArguments {
   nlohmann::json request{{"prompt", "a clip"}};
 };
 
-/// GPUs that this machine need not have: the dry run is the CPU's.
+/// GPUs that this machine need not have: the dry run is the CPU's where it has none.
 void run_gpu_plan(const PlanArguments& a, const CheckpointRoot& root, const Request& request) {
-  EngineOptions options;
+  EngineOptions options{default_device()};
   if (!a.engine.experts.empty()) options.experts = expert_format(a.engine.experts);
   const GpuPlan plan = plan_gpus(root, request, options, a.gpus, a.networks,
                                  a.engine.vram ? budget_bytes(*a.engine.vram, "--vram") : kH200Bytes);

@@ -2,8 +2,10 @@
 #include "run/gpu_plan.h"
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <tuple>
 
 #include "io/checkpoint.h"
 #include "run/stage_memory.h"
@@ -14,8 +16,6 @@ namespace {
 
 /// A GPU's context, kernels and library workspaces, NCCL's among them.
 constexpr double kOverhead = 2e9;
-/// Scratch of the GPU's operations (12.1 GB at 540p) over the CPU's, whose dry run needs no build with CUDA.
-constexpr double kGpuScratch = 1.5;
 constexpr std::size_t kShown = 4;
 constexpr double kBf16Bits = 16, kNvfp4Bits = 4.5;
 
@@ -27,6 +27,38 @@ double bits_of_experts(const CheckpointRoot& root, ExpertFormat format) {
   }
   return format == ExpertFormat::nvfp4 ? kNvfp4Bits : kBf16Bits;
 }
+
+/// What the busiest rank holds beside weights, by a dry run.
+class Scratch {
+ public:
+  Scratch(const CheckpointRoot& root, const Request& request, const StageSizes& sizes,
+          const EngineOptions& options)
+      : root_(root), request_(request), sizes_(sizes), options_(options) {}
+
+  StageMemory memory(const DryRank& rank) const {
+    return stage_memory(Stage::preview, root_, request_, sizes_, options_, rank);
+  }
+  double bytes(const RankPrediction& p, const std::vector<std::int64_t>& branch_rows) {
+    const Degrees& d = p.degrees;
+    const auto [known, added] = known_.try_emplace({d.sp, d.cfg, d.ep, p.windows});
+    if (added) {
+      // Of a half the first rank has the most; of the halves the longer one.
+      const bool second = d.cfg == 2 && branch_rows.back() > branch_rows.front();
+      const StageMemory m = memory({second ? d.sp : 0, d, p.windows});
+      known->second = (options_.device.kind == Device::Kind::cpu ? kGpuScratch : 1) *
+                          static_cast<double>(m.scratch_bytes) +
+                      static_cast<double>(m.input_bytes + m.window_bytes);
+    }
+    return known->second;
+  }
+
+ private:
+  const CheckpointRoot& root_;
+  const Request& request_;
+  const StageSizes& sizes_;
+  const EngineOptions& options_;
+  std::map<std::tuple<int, int, int, bool>, double> known_;
+};
 
 std::string degrees_text(const Degrees& d) {
   return fmt::format("--sp {} --cfg {} --ep {}", d.sp, d.cfg, d.ep);
@@ -54,11 +86,11 @@ GpuPlan plan_gpus(const CheckpointRoot& root, const Request& request, const Engi
   for (const int n : gpus) require(n >= 1 && n <= kMostGpus, "plan: {} GPUs, expected 1 to {}", n, kMostGpus);
   StageSizes sizes;
   if (root.has_files()) sizes = stage_sizes(Tokenizer::load(root.text_encoder() / "tokenizer.json"), request);
-  const StageMemory memory = stage_memory(Stage::preview, root, request, sizes, options);
+  Scratch scratch(root, request, sizes, options);
   const PreviewConfig config = PreviewConfig::from(root.config());
 
   GpuPlan plan;
-  plan.branch_rows = memory.branch_rows;
+  plan.branch_rows = scratch.memory({}).branch_rows;
   plan.expert_bits = bits_of_experts(root, options.experts);
   plan.bytes_a_gpu = bytes_a_gpu;
   const double room = static_cast<double>(bytes_a_gpu) - kOverhead;
@@ -70,17 +102,14 @@ GpuPlan plan_gpus(const CheckpointRoot& root, const Request& request, const Engi
       GpuCount& count = plan.counts.emplace_back();
       count.gpus = n;
       count.network = network;
-      // Activations are rows, and every choice has as many on a rank (measured: two ranks need half of
-      // one's).
-      count.scratch_bytes = kGpuScratch * static_cast<double>(memory.scratch_bytes + memory.input_bytes) / n;
-      const double weights = std::max(room - count.scratch_bytes, 1.0);
       const double experts = expert_bytes(config, plan.expert_bits);
       const Degrees by_default = choose_degrees(n, {0, 0, 0}, experts, kExpertsShare * room);
       for (const RankPrediction& p :
-           predict_all(config, plan.branch_rows, n, network_named(network), plan.expert_bits, weights)) {
-        const double bytes = p.weight_bytes + count.scratch_bytes;
-        count.choices.push_back({p, bytes, p.weight_bytes <= weights, p.degrees == by_default});
+           predict_all(config, plan.branch_rows, n, network_named(network), plan.expert_bits, 0)) {
+        const double beside = scratch.bytes(p, plan.branch_rows), bytes = p.weight_bytes + beside;
+        count.choices.push_back({p, beside, bytes, bytes <= room, p.degrees == by_default});
       }
+      std::ranges::stable_partition(count.choices, &GpuChoice::fits);
     }
   return plan;
 }
@@ -119,11 +148,12 @@ nlohmann::json to_json(const GpuPlan& plan) {
     return nlohmann::json{{"sp", d.sp}, {"cfg", d.cfg}, {"ep", d.ep}};
   };
   for (const GpuCount& count : plan.counts) {
-    nlohmann::json& c = j["counts"].emplace_back(nlohmann::json{{"gpus", count.gpus},
-                                                                {"network", count.network},
-                                                                {"scratch_bytes", count.scratch_bytes},
-                                                                {"recommended", nullptr},
-                                                                {"choices", nlohmann::json::array()}});
+    nlohmann::json& c =
+        j["counts"].emplace_back(nlohmann::json{{"gpus", count.gpus},
+                                                {"network", count.network},
+                                                {"scratch_bytes", count.choices.front().scratch_bytes},
+                                                {"recommended", nullptr},
+                                                {"choices", nlohmann::json::array()}});
     if (const GpuChoice* best = count.recommended())
       c["recommended"] = degrees_json(best->prediction.degrees);
     for (const GpuChoice& choice : count.choices) {
@@ -134,6 +164,7 @@ nlohmann::json to_json(const GpuPlan& plan) {
                               {"exchange_seconds", p.exchange},
                               {"bytes_sent", p.bytes_sent},
                               {"weight_bytes", p.weight_bytes},
+                              {"scratch_bytes", choice.scratch_bytes},
                               {"bytes", choice.bytes},
                               {"efficiency", p.efficiency},
                               {"fits", choice.fits},
