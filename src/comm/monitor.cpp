@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <sstream>
+#include <utility>
 
 #include "core/standard_error.h"
 
@@ -112,11 +113,12 @@ std::string Monitor::last_step(int rank) const {
   return steps_.at(static_cast<std::size_t>(rank_ == 0 ? rank - 1 : 0));
 }
 
-void Monitor::fail(const std::string& why) {
+void Monitor::fail(const std::string& why, bool printed) {
   {
     const std::lock_guard lock(mutex_);
     if (!verdict_.empty()) return;
     pending_failure_ = why;
+    pending_printed_ = printed;
   }
   for (const Deadline end = deadline_in(2); !failed_ && Clock::now() < end;)
     std::this_thread::sleep_for(kTick / 4);
@@ -276,13 +278,15 @@ void Monitor::listen() {
 
 void Monitor::tell_own_failure() {
   std::string failure;
+  bool printed = false;
   {
     const std::lock_guard lock(mutex_);
     std::swap(failure, pending_failure_);
+    printed = std::exchange(pending_printed_, false);
   }
   if (failure.empty()) return;
   if (rank_ == 0) {
-    decide(fmt::format("{} failed: {}", names_.at(0).describe(), failure), true);
+    decide(fmt::format("{} failed: {}", names_.at(0).describe(), failure), printed);
   } else if (links_[0].open()) {
     try {
       links_[0].send_frame(fmt::format("{}{}\n{}", kFailure, failure, own_step()), deadline_in(kSendSeconds));

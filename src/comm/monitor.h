@@ -60,7 +60,8 @@ class Monitor {
   /// This rank has waited so long for others, in collectives with a deadline. Any thread.
   void add_waiting(double seconds) { waited_.fetch_add(seconds); }
   /// This rank cannot go on: ends the run on every rank. Returns when rank 0 knows, or after two seconds.
-  void fail(const std::string& why);
+  /// `printed`: on rank 0, by the caller.
+  void fail(const std::string& why, bool printed = false);
   /// Why this rank stands still, if it does: said instead of whom it waits for.
   void set_excuse(const std::string& why);
   /// Another rank has not done its part of `collective` in time; throws RankLost.
@@ -95,6 +96,7 @@ class Monitor {
   std::vector<Deadline> silent_at_;
   std::vector<char> left_;
   std::string pending_failure_;
+  bool pending_printed_ = false;
   std::atomic<double> waited_{0};
   struct Waiting {
     Deadline at;

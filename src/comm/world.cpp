@@ -218,7 +218,7 @@ void World::check() const {
 }
 
 void World::fail(const std::string& why) const {
-  if (monitor_) monitor_->fail(why);
+  if (monitor_) monitor_->fail(why, true);
 }
 
 void World::leave() {

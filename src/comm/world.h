@@ -50,7 +50,7 @@ class World {
   void set_stage(const std::string& text) const;
   /// Throws RankLost once the run has failed.
   void check() const;
-  /// Tells every rank that this one cannot go on.
+  /// Tells every rank that this one cannot go on; on rank 0 the caller prints why.
   void fail(const std::string& why) const;
   /// Every rank is through. Waits for all.
   void leave();

@@ -103,6 +103,8 @@ class Batch {
     Outcome outcome;
     try {
       work();
+    } catch (const RankLost&) {  // there is nobody left to agree with
+      throw;
     } catch (...) {
       outcome = Team::outcome_of(std::current_exception());
     }
@@ -215,12 +217,14 @@ class Batch {
         keep();
       if (task.watcher && task.watcher->wants_frame(step))
         task.watcher->frame(step, pipeline_.preview_frame(task.request, state.video.x0));
-      if (!team_.alone())
-        team_progress_.agree();  // last: the others wait here for what the first rank does alone
+      if (!team_.alone()) team_progress_.check_owner();
     };
     try {
       return pipeline_.denoise(task.request, clip.text, clip.images, start, on_step);
     } catch (const Cancelled&) {
+      keep();
+      throw;
+    } catch (const RankLost&) {
       keep();
       throw;
     }
@@ -233,7 +237,7 @@ class Batch {
                                            request.refine->width / kPixelsPerLatent});
     const auto record = [&](const StepRecord& step) {
       clip.report.refiner_steps.push_back(step);
-      if (!team_.alone()) team_progress_.agree();
+      if (!team_.alone()) team_progress_.check_owner();
     };
     clip.refined = pipeline_.refine(request, clip.text, clip.latents.video, noise, record);
     clip.report.sha256["refined_latents"] = sha256_of(clip.refined);

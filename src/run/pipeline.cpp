@@ -256,8 +256,12 @@ Latents Pipeline::denoise(const Request& request, const TextFeatures& text,
   if (options_.trace) trace.emplace(*ops_, *std::exchange(options_.trace, {}), start.step(), request.steps);
   return sample_preview(run, start, make_schedule(request.steps, root_.defaults().shift), request.guidance,
                         *progress_, [&](const StepRecord& step, const SampleState& state) {
-                          if (trace) trace->after(step.step);
-                          if (on_step) on_step(step, state);
+                          // The first rank does some of this alone; the others wait here.
+                          team_.everywhere([&] {
+                            if (trace) trace->after(step.step);
+                            if (on_step) on_step(step, state);
+                            return true;
+                          });
                         });
 }
 
@@ -290,7 +294,10 @@ Tensor Pipeline::refine(const Request& request, const TextFeatures& text, const 
   progress_->stage("refine", request.refiner_steps);
   return sample_refiner(cond, uncond, latent, make_schedule(request.refiner_steps, defaults.refiner_shift),
                         defaults.refiner_guidance, *progress_, [&](const StepRecord& step, const Tensor&) {
-                          if (on_step) on_step(step);
+                          team_.everywhere([&] {
+                            if (on_step) on_step(step);
+                            return true;
+                          });
                         });
 }
 

@@ -150,8 +150,4 @@ void TeamProgress::advance(std::int64_t done) {
   if (alone_ && owner_.cancelled()) cancel();
 }
 
-void TeamProgress::agree() {
-  if (team_.agree({owner_.cancelled(), ""}).cancelled) cancel();
-}
-
 }  // namespace magi

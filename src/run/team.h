@@ -41,6 +41,8 @@ class Team {
     Outcome own;
     try {
       result = work();
+    } catch (const RankLost&) {
+      throw;
     } catch (...) {
       own = outcome_of(std::current_exception());
     }
@@ -65,8 +67,8 @@ class Team {
   std::shared_ptr<World> world_;
 };
 
-/// Hands progress on, and tells the monitor of it; is cancelled when rank 0's owner cancels, on all ranks at
-/// the same place: where they agree.
+/// Hands progress on, and tells the monitor of it. That rank 0's owner cancels is no rank's own affair: it
+/// shows where all agree (check_owner).
 class TeamProgress final : public Progress {
  public:
   TeamProgress(Progress& owner, const Team& team) : owner_(owner), team_(team) {}
@@ -74,8 +76,8 @@ class TeamProgress final : public Progress {
   void item(std::size_t number, std::size_t count) override { owner_.item(number, count); }
   void advance(std::int64_t done) override;
 
-  /// Collective: between steps.
-  void agree();
+  /// For work that all ranks agree on: throws Cancelled where the owner wants to stop.
+  void check_owner() const { owner_.check(); }
   /// Rank 0 works alone between these: it may stop at once.
   void begin_alone() { alone_ = true; }
   void end_alone() { alone_ = false; }

@@ -189,6 +189,12 @@ void Worker::process(const Job& job) {
     if (!fs::exists(store_.file(job.id, JobFile::video))) make(job, *live);
   } catch (const Cancelled&) {
     stopped = true;
+  } catch (
+      const RankLost& e) {  // no rank goes on: the job stays for the next start, and so do those that wait
+    log_warning("{}: {}", job.id, e.what());
+    stopped = true;
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
   } catch (const std::bad_alloc&) {
     error = "out of memory; fewer seconds or a smaller size need less";
   } catch (const std::exception& e) {

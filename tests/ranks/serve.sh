@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # serve.sh RANKS PROGRAM: the server over ranks makes the clip of the server on one, goes on after a cancelled job, and
-# leaves nothing behind when it is told to stop.
+# leaves nothing behind when it is told to stop. Where a rank is lost, jobs wait for the next start.
 set -u
 ranks=$1 program=$2
 command -v curl > /dev/null || { echo "curl is not installed"; exit 77; }
@@ -77,3 +77,18 @@ for process in $all; do
 done
 ls "$work/together/files"
 [ "$(find "$work/together/files" -name '*partial*' | wc -l)" -eq 0 ] || lose "a partial file is left"
+
+start lost "${ranks_launcher[@]}"
+long=$(create 80)
+short=$(create 3)
+wait_for "$long" in_progress
+sleep 0.3
+kill -9 "$(rank_of $launcher 1)"
+end_after 60 $launcher &
+wait $launcher && lose "the server that lost a rank ended with 0"
+launcher=""
+start lost env
+wait_for "$long" completed
+wait_for "$short" completed
+curl -s "$url/$short/content" -o "$work/waited.mp4"
+cmp "$work/alone.mp4" "$work/waited.mp4" || lose "the clip that waited for the next start differs"
