@@ -187,11 +187,11 @@ class MpiTransport final : public Transport {
     MPI_Comm_size(machine_, &here);
     if (here < size_) return nullptr;
     monitor_->check();
-    // Containers often have little of it, and MPI would end the run.
+    // Containers often have little of it, and MPI, which leaves some of it free, would end the run.
     std::error_code unknown;
     const std::uintmax_t room = std::filesystem::space("/dev/shm", unknown).available;
     const MemoryLedger& ledger = MemoryLedger::of({});
-    int fits = room / static_cast<std::uintmax_t>(here) >= bytes + kAlignment &&
+    int fits = (room - room / 10) / static_cast<std::uintmax_t>(here) >= bytes + kAlignment &&
                bytes <= ledger.limit_bytes() - std::min(ledger.limit_bytes(), ledger.used_bytes());
     check_mpi(MPI_Allreduce(MPI_IN_PLACE, &fits, 1, MPI_INT, MPI_MIN, machine_), "agreeing on a window");
     return fits ? std::make_shared<MpiWindow>(machine_, bytes) : nullptr;

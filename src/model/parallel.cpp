@@ -77,9 +77,15 @@ Group data_group(const World& world, Ops& ops) {
   if (world.alone()) return {};
   if (ops.device().kind == Device::Kind::cuda)
     return {make_nccl_transport(world, ops.device(), ops.native_stream()), "all GPUs"};
-  require(world.host_carries_data(),
-          "ranks that compute on CPUs need MPI: build with MAGI2_MPI and start with mpirun");
   return world.host();
+}
+
+void require_ranks(const World& world, Device device, const Degrees& given) {
+  if (world.alone()) return;
+  require(device.kind == Device::Kind::cuda || world.host_carries_data(),
+          "ranks that compute on CPUs exchange data by MPI: start them with mpirun (needs a build with "
+          "MAGI2_MPI)");
+  choose_degrees(world.size(), given);
 }
 
 Parallel::Parallel(Group all, Degrees degrees) : all_(std::move(all)), degrees_(degrees) {

@@ -73,6 +73,8 @@ class Dispatch {
 
 /// All ranks, for tensors where `ops` computes: MPI between CPUs, NCCL between GPUs.
 Group data_group(const World& world, Ops& ops);
+/// Throws Error where the ranks cannot exchange data, or cannot share a model so; known before they connect.
+void require_ranks(const World& world, Device device, const Degrees& given);
 
 class Parallel {
  public:

@@ -153,6 +153,7 @@ class Batch {
     require_mp4(clip.task.output);
     const AtomicFile writable(clip.task.output);
     identify_images(clip.task.request);
+    require_parts(root_, clip.task.request);
     if (clip.task.latents_directory) const AtomicFile latents(latents_file(*clip.task.latents_directory));
   }
 

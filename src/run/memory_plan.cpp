@@ -4,6 +4,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -60,9 +61,19 @@ std::string place_text(const StagePlan& stage) {
   return text;
 }
 
+/// "5.1 s", "2 h 10 min", "15.5 days".
+std::string seconds_text(double seconds) {
+  if (seconds < 100) return fmt::format("{:.3g} s", seconds);
+  const double minutes = std::round(seconds / 60);
+  if (minutes < 100) return fmt::format("{:.0f} min", minutes);
+  if (minutes < 48 * 60)
+    return fmt::format("{:.0f} h {:.0f} min", std::floor(minutes / 60), std::fmod(minutes, 60));
+  return fmt::format("{:.3g} days", minutes / (24 * 60));
+}
+
 std::string time_text(const StagePlan& stage) {
   const StepTime& t = stage.step;
-  std::string text = fmt::format("{:.3g} s{}", t.seconds, stage.steps > 1 ? " a step" : "");
+  std::string text = fmt::format("{}{}", seconds_text(t.seconds), stage.steps > 1 ? " a step" : "");
   if (stage.steps > 1) text += fmt::format(" x {}", stage.steps);
   if (t.copy_seconds > 0 || t.disk_seconds > 0)
     text += fmt::format(" (compute {:.3g}, copies {:.3g}, disk {:.3g})", t.compute_seconds, t.copy_seconds,
@@ -185,9 +196,9 @@ std::string to_text(const MemoryPlan& plan) {
   for (const std::string& why : plan.impossible) text += fmt::format("does not fit: {}\n", why);
   if (!plan.impossible.empty()) return text;
   text += fmt::format(
-      "stages take turns, each one's weights are released before the next's; about {:.3g} s of "
+      "stages take turns, each one's weights are released before the next's; about {} of "
       "computing in all ({})\n",
-      total, plan.basis);
+      seconds_text(total), plan.basis);
   return text;
 }
 

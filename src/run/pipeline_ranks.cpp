@@ -47,7 +47,7 @@ void Pipeline::choose_shares() {
   dry_rank_ = {team_.world().rank(), degrees, parallel_.all().open_window(1) != nullptr};
   const std::int64_t heads = PreviewConfig::from(root_.config()).moe_heads;
   const double share = static_cast<double>(parallel_.expert_heads(heads).count) / static_cast<double>(heads);
-  record_.weights_share = bytes.all > 0 ? 1 - bytes.experts / bytes.all * (1 - share) : 1;
+  record_.weights_share = bytes.experts > 0 ? 1 - bytes.experts / bytes.all * (1 - share) : 1;
 }
 
 RankRecord Pipeline::rank_record() const {

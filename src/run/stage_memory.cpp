@@ -254,6 +254,31 @@ std::vector<Stage> stages_of(const Request& request, int rank) {
   return stages;
 }
 
+void require_parts(const CheckpointRoot& root, const Request& request) {
+  const auto path_of = [&](Stage stage) {
+    switch (stage) {
+      case Stage::images:
+        return root.wan_vae();
+      case Stage::text:
+        return root.text_encoder();
+      case Stage::preview:
+        return root.preview();
+      case Stage::refiner:
+        return root.refiner();
+      case Stage::audio:
+        return root.audio_decoder();
+      case Stage::video:
+        break;
+    }
+    return request.wan_decoder ? root.wan_vae() : root.turbo_decoder_weights();
+  };
+  for (const Stage stage : stages_of(request))
+    require(
+        std::filesystem::exists(path_of(stage)),
+        "{}: no such file or directory, which the {} stage needs; \"magi2 inspect {}\" lists what is missing",
+        path_of(stage).string(), name_of(stage), root.path().string());
+}
+
 std::size_t StageMemory::least_bytes() const {
   if (layer_bytes.size() <= 2) return bytes();
   const std::size_t all = std::accumulate(layer_bytes.begin(), layer_bytes.end(), std::size_t{0});

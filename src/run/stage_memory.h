@@ -25,6 +25,9 @@ std::string_view name_of(Stage stage);
 /// autoencoder are rank 0's alone.
 std::vector<Stage> stages_of(const Request& request, int rank = 0);
 
+/// Throws Error where the root has no files for one of them.
+void require_parts(const CheckpointRoot& root, const Request& request);
+
 /// What a request's sizes depend on and does not say.
 struct StageSizes {
   std::int64_t prompt_rows = 429, negative_rows = 15;  ///< tokens of the texts

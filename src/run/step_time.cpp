@@ -43,7 +43,7 @@ DeviceRates host(DType dtype, int threads) {
   r.between = 0.02;
   r.disk_bytes = 1.5 * kGiga;  // with the layout for the kernels
   r.link_bytes = r.peer_bytes = 10 * kGiga;
-  r.basis = fmt::format("rates measured on one thread of an EPYC with AVX-512, times {}", threads);
+  r.basis = fmt::format("at the rates of one thread of an EPYC with AVX-512, for {} of them", threads);
   return r;
 }
 

@@ -135,6 +135,7 @@ void Team::require_same(const CheckpointRoot& root, const EngineOptions& options
               "root ({})",
               r, what, root.path().string());
   }
+  require_ranks(*world_, options.device, options.degrees);
 }
 
 void TeamProgress::stage(std::string_view name, std::int64_t total) {

@@ -189,7 +189,7 @@ TEST_F(Budgets, APlanTellsWhichStagesDoNotFit) {
   const std::string text = to_text(plan);
   EXPECT_NE(text.find("\ndoes not fit: preview: "), std::string::npos) << text;
   EXPECT_NE(text.find(" MiB are needed beside"), std::string::npos) << text;
-  EXPECT_EQ(text.find(" s of computing"), std::string::npos) << text;
+  EXPECT_EQ(text.find(" of computing in all"), std::string::npos) << text;
 }
 
 TEST_F(Budgets, AFileCutShortInTheMiddleIsOneError) {
