@@ -139,9 +139,10 @@ Listener::Listener(const std::string& host, int port) {
   else if (::inet_pton(AF_INET, host.c_str(), &address.sin_addr) != 1)
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t length = sizeof address;
-  require(::bind(fd, reinterpret_cast<sockaddr*>(&address), length) == 0 && ::listen(fd, 1024) == 0 &&
-              ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0,
-          "cannot listen at port {} for the other ranks: {}; set MASTER_PORT to a free one", port,
+  const bool listens = ::bind(fd, reinterpret_cast<sockaddr*>(&address), length) == 0 &&
+                       ::listen(fd, 1024) == 0 &&
+                       ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0;
+  require(listens, "cannot listen at port {} for the other ranks: {}; set MASTER_PORT to a free one", port,
           std::strerror(errno));
   port_ = ntohs(address.sin_port);
 }

@@ -78,6 +78,8 @@ Launch Launch::from_environment() {
     launch.size = number_of(size, 1, kManyRanks);
     launch.rank = number_of(rank, 0, launch.size - 1);
     launch.port = any_of({"MASTER_PORT"}) ? number_of("MASTER_PORT", 1, 65535) : kDefaultPort;
+    // torchrun itself listens there.
+    if (any_of({"TORCHELASTIC_RUN_ID"})) launch.port += launch.port < 65535 ? 1 : -1;
     if (launch.size == 1) launch = {};
   };
   if (any_of({"RANK"}) && any_of({"WORLD_SIZE"})) {

@@ -17,8 +17,9 @@ struct Launch {
   std::string host;  ///< rank 0's
   int port = 0;
 
-  /// RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; else an MPI launcher's variables, where MPI is in the
-  /// build; else Slurm's, or mpirun's on one host. Throws Error when they contradict themselves.
+  /// RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT (under torchrun the port after it); else an MPI launcher's
+  /// variables, where MPI is in the build; else Slurm's, or mpirun's on one host. Throws Error when they
+  /// contradict themselves.
   static Launch from_environment();
 };
 

@@ -30,11 +30,26 @@ class LaunchTest : public testing::Test {
 
  private:
   void clear() {
-    for (const char* name :
-         {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK",
-          "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_RANK", "PMI_RANK", "MPI_LOCALRANKID", "SLURM_PROCID",
-          "SLURM_NTASKS", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST",
-          "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_LAUNCH_NODE_IPADDR", "SLURM_JOB_ID"}) {
+    for (const char* name : {"RANK",
+                             "WORLD_SIZE",
+                             "MASTER_ADDR",
+                             "MASTER_PORT",
+                             "TORCHELASTIC_RUN_ID",
+                             "OMPI_COMM_WORLD_SIZE",
+                             "OMPI_COMM_WORLD_RANK",
+                             "OMPI_COMM_WORLD_LOCAL_SIZE",
+                             "PMIX_RANK",
+                             "PMI_RANK",
+                             "MPI_LOCALRANKID",
+                             "SLURM_PROCID",
+                             "SLURM_NTASKS",
+                             "SLURM_STEP_ID",
+                             "SLURM_STEP_NUM_TASKS",
+                             "SLURM_STEP_NODELIST",
+                             "SLURM_JOB_NODELIST",
+                             "SLURM_NODELIST",
+                             "SLURM_LAUNCH_NODE_IPADDR",
+                             "SLURM_JOB_ID"}) {
       if (const char* value = std::getenv(name)) before_.emplace(name, value);
       ::unsetenv(name);
     }
@@ -60,6 +75,12 @@ TEST_F(LaunchTest, ByTorchrun) {
   EXPECT_EQ(l.size, 4);
   EXPECT_EQ(l.host, "node7");
   EXPECT_EQ(l.port, 1234);
+  const Launch elastic = launched({{"RANK", "2"},
+                                   {"WORLD_SIZE", "4"},
+                                   {"MASTER_ADDR", "node7"},
+                                   {"MASTER_PORT", "1234"},
+                                   {"TORCHELASTIC_RUN_ID", "none"}});
+  EXPECT_EQ(elastic.port, 1235) << "torchrun listens at 1234";
   expect_error([&] { launched({{"RANK", "4"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "n"}}); }, "RANK");
   expect_error([&] { launched({{"RANK", "1"}, {"WORLD_SIZE", "2"}}); }, "MASTER_ADDR");
   expect_error([&] { launched({{"RANK", "one"}, {"WORLD_SIZE", "2"}}); }, "\"one\"");

@@ -10,13 +10,13 @@ export MAGI2_RANK_DEADLINE=${MAGI2_RANK_DEADLINE:-6}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 "$program" init "$work/root" > "$work/init.log" 2>&1 || { cat "$work/init.log"; exit 1; }
-# A GPU starts more slowly.
-moments=1
-[ "$device" = cpu ] || moments=4
+# A GPU starts more slowly and computes faster.
+size=(--seconds 2) moments=1
+[ "$device" = cpu ] || size=(--preset 272p) moments=4
 for rank in $(seq 0 $((ranks - 1))); do
   mkdir "$work/out"
   "${ranks_launcher[@]}" "$program" generate -m "$work/root" -p "A fox." -o "$work/out/clip.mp4" \
-    --save-latents "$work/out" --stats "$work/out/stats.json" --seconds 2 --steps 1000 \
+    --save-latents "$work/out" --stats "$work/out/stats.json" "${size[@]}" --steps 1000 \
     --device "$device" > "$work/log" 2>&1 &
   launcher=$!
   sleep "$((1 + RANDOM % moments)).$((RANDOM % 10))"

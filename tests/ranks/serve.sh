@@ -27,10 +27,12 @@ start() { # name, launcher's words: sets launcher and url
   url=http://127.0.0.1:$port/v1/videos
 }
 field() { sed -n "s/.*\"$1\": *\"\([^\"]*\)\".*/\1/p" | head -1; }
-create() { # steps
+create() { # steps, size, seconds
   curl -s "$url" -H 'Content-Type: application/json' \
-    -d "{\"prompt\":\"A fox.\",\"size\":\"64x48\",\"seconds\":\"0.4\",\"num_inference_steps\":$1}" | field id
+    -d "{\"prompt\":\"A fox.\",\"size\":\"$2\",\"seconds\":\"$3\",\"num_inference_steps\":$1}" | field id
 }
+create_short() { create 3 64x48 0.4; }
+create_long() { if [ "$device" = cpu ]; then create 80 64x48 0.4; else create 200 448x256 10; fi; }
 wait_for() { # id, status
   local now=""
   for _ in $(seq 1200); do
@@ -42,7 +44,7 @@ wait_for() { # id, status
 }
 clip() { # file
   local id
-  id=$(create 3)
+  id=$(create_short)
   [ -n "$id" ] || lose "no job was made"
   wait_for "$id" completed
   curl -s "$url/$id/content" -o "$1"
@@ -57,7 +59,7 @@ wait $launcher || lose "the server on one rank ended with $?"
 start together "${ranks_launcher[@]}"
 clip "$work/together.mp4"
 cmp "$work/alone.mp4" "$work/together.mp4" || lose "the clips differ"
-long=$(create 80)
+long=$(create_long)
 wait_for "$long" in_progress
 sleep 0.3
 curl -s -X POST "$url/$long/cancel" > /dev/null
@@ -79,8 +81,8 @@ ls "$work/together/files"
 [ "$(find "$work/together/files" -name '*partial*' | wc -l)" -eq 0 ] || lose "a partial file is left"
 
 start lost "${ranks_launcher[@]}"
-long=$(create 80)
-short=$(create 3)
+long=$(create_long)
+short=$(create_short)
 wait_for "$long" in_progress
 sleep 0.3
 kill -9 "$(rank_of $launcher 1)"
